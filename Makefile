@@ -1,0 +1,48 @@
+# The front door. Every target works as the first command on a fresh Debian machine; what each one
+# runs can be run by hand: the presets are in CMakePresets.json.
+# SPDX-License-Identifier: Apache-2.0
+SHELL := /bin/sh
+JOBS ?= $(shell nproc)
+PREFIX ?= /usr/local
+PROGRAM := build/release/bin/lln
+FOLDERS := include src cli conformance tests examples
+
+# Files for clang-tidy: all of the core, unless some are named.
+TIDY ?= $(sort $(wildcard src/api/*.cc src/reference/*.cc src/io/*.cc cli/*.cc conformance/*.cc))
+
+.PHONY: help setup build demo test format lint install clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup: ## install the Debian packages that are missing (sudo only when not root)
+	@tools/setup
+
+build: setup ## build the library, the program and the tests: build/release/bin/lln
+	@cmake --preset release
+	@cmake --build --preset release -j $(JOBS)
+
+demo: build ## LLN+Diag against softmax on long input, under a minute after the build
+	@$(PROGRAM) demo
+
+test: build ## all tests, then the quick ones again under the sanitizers
+	ctest --preset release -j $(JOBS)
+	@cmake --preset asan
+	@cmake --build --preset asan -j $(JOBS)
+	ctest --preset asan -j $(JOBS)
+
+format: ## rewrite the C++ files in the project's format
+	@tools/setup lint
+	@find $(FOLDERS) -name '*.h' -o -name '*.cc' | xargs clang-format -i
+
+lint: build ## check format, clang-tidy and the project's rules (TIDY="files" for some files only)
+	@tools/setup lint
+	@find $(FOLDERS) -name '*.h' -o -name '*.cc' | xargs clang-format --dry-run --Werror
+	@printf '%s\n' $(TIDY) | xargs -P $(JOBS) -n 1 clang-tidy -p build/release --quiet
+	ctest --preset release -L rules
+
+install: build ## install to PREFIX (/usr/local)
+	@cmake --install build/release --prefix $(PREFIX)
+
+clean: ## remove all builds
+	@rm -rf build

@@ -1,0 +1,62 @@
+// lln info: what this program is and what it uses on this machine.
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "lln/problem.h"
+#include "lln/version.h"
+#include "verb.h"
+
+namespace lln::cli {
+namespace {
+
+Json to_json(const BuildInfo& info) {
+  Json parts = Json::array();
+  for (const BuildInfo::Part& part : info.parts) {
+    parts.push_back({{"name", part.name}, {"built", part.built}, {"reason", part.reason}});
+  }
+  return {{"version", info.version},
+          {"compiler", info.compiler},
+          {"cpu_target", info.cpu_target},
+          {"cpu_targets", info.cpu_targets},
+          {"kernels",
+           {{"forward", kernel_names(Op::forward)}, {"backward", kernel_names(Op::backward)}}},
+          {"parts", parts}};
+}
+
+std::string to_text(const BuildInfo& info) {
+  std::string text = fmt::format("lln         {}\ncompiler    {}\n", info.version, info.compiler);
+  text += fmt::format("CPU target  {} (available here: {})\n", info.cpu_target,
+                      fmt::join(info.cpu_targets, ", "));
+  text += fmt::format("forward     {}\n", fmt::join(kernel_names(Op::forward), ", "));
+  text += fmt::format("backward    {}\n", fmt::join(kernel_names(Op::backward), ", "));
+  for (const BuildInfo::Part& part : info.parts) {
+    text += fmt::format("{:<12}{}\n", part.name,
+                        part.built ? std::string("built in") : "not built in: " + part.reason);
+  }
+  return text;
+}
+
+}  // namespace
+
+Verb add_info(CLI::App& program) {
+  CLI::App* command = program.add_subcommand(
+      "info", "Version, vector targets of this CPU, kernels, and what was built in");
+  const auto json = std::make_shared<bool>(false);
+  add_json_option(*command, *json);
+  command->footer(help_footer("  lln info\n  lln info --json\n"));
+  return {command, [json] {
+            const BuildInfo info = build_info();
+            if (*json) {
+              print_json(to_json(info));
+            } else {
+              fmt::print("{}", to_text(info));
+            }
+            return kOk;
+          }};
+}
+
+}  // namespace lln::cli

@@ -1,0 +1,253 @@
+// lln run: attention on the tensors of a file, forward or forward and backward, into another file.
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "attention_file.h"
+#include "interruption.h"
+#include "lln/error.h"
+#include "lln/version.h"
+#include "progress.h"
+#include "verb.h"
+
+namespace lln::cli {
+namespace {
+
+struct Request {
+  std::string input, output;
+  std::string kind = "lln+diag64";
+  std::string feature = "exp";
+  std::string layout = "bhnd";
+  std::string kernel;
+  std::optional<float> alpha, beta, mix;
+  bool causal = false;
+  bool backward = false;
+  int threads = 0;
+  bool json = false;
+};
+
+AttentionOptions options_of(const Request& request) {
+  AttentionOptions options;
+  try {
+    parse_kind(request.kind, options.kind, options.diag_block);
+    parse_feature(request.feature, options.feature, options.power);
+  } catch (const Error& e) {
+    throw UsageError(e.what());
+  }
+  options.causal = request.causal;
+  const bool has_lln = options.kind == Kind::lln || options.kind == Kind::lln_diag;
+  const std::pair<const char*, bool> idle_flags[] = {
+      {"--alpha", request.alpha && !has_lln},
+      {"--beta", request.beta && !has_lln},
+      {"--feature", options.feature != Feature::exp && !has_lln},
+      {"--mix", request.mix && options.kind != Kind::lln_diag}};
+  for (const auto& [flag, idle] : idle_flags) {
+    if (idle) throw UsageError(fmt::format("{} plays no part in --kind {}", flag, request.kind));
+  }
+  return options;
+}
+
+void check_output(const Request& request) {
+  if (const std::string obstacle = io::write_obstacle(request.output); !obstacle.empty()) {
+    throw Error(ErrorCode::io, obstacle);
+  }
+  std::error_code ignored;
+  if (std::filesystem::equivalent(request.input, request.output, ignored)) {
+    throw UsageError(fmt::format("-o {} would replace the input", request.output));
+  }
+}
+
+// Everything that a call writes, by the names that the file gets.
+class Results {
+ public:
+  Results(const AttentionFile& file, const AttentionOptions& options, const Request& request)
+      : layout_(request.layout == "bnhd" ? FileLayout::bnhd : FileLayout::bhnd) {
+    const AttentionInputs& in = file.inputs();
+    const Shape o = {in.q.shape[0], in.q.shape[1], in.q.shape[2], in.v.shape[3]};
+    out.o = add("o", make_tensor(in.q.dtype, o, layout_));
+    if (!request.backward) return;
+    if (options.kind == Kind::lln || options.kind == Kind::lln_diag) add_saved(in);
+    grads.g = file.tensor("g")->view;
+    grads.saved = out.saved;
+    const std::pair<const char*, View*> gradients[] = {{"q", &grads.dq},
+                                                       {"k", &grads.dk},
+                                                       {"v", &grads.dv},
+                                                       {"alpha", &grads.dalpha},
+                                                       {"beta", &grads.dbeta},
+                                                       {"mix", &grads.dmix},
+                                                       {"lln_weight", &grads.dlln_weight},
+                                                       {"diag_weight", &grads.ddiag_weight}};
+    for (const auto& [name, gradient] : gradients) {
+      const FileTensor* input = file.tensor(name);
+      if (input != nullptr) *gradient = add(std::string("d") + name, make_like(*input));
+    }
+  }
+
+  AttentionOutputs out;
+  AttentionGradients grads;
+
+  std::vector<io::TensorToWrite> to_write() const {
+    std::vector<io::TensorToWrite> list;
+    for (const auto& [name, tensor] : tensors_) list.push_back(tensor.to_write(name));
+    return list;
+  }
+
+ private:
+  View add(std::string name, FileTensor tensor) {
+    tensors_.emplace_back(std::move(name), std::move(tensor));
+    return tensors_.back().second.view;
+  }
+
+  // What the forward hands to the backward; not written.
+  void add_saved(const AttentionInputs& in) {
+    const std::int64_t sequences = in.cu_seqlens_q.given()
+                                       ? std::max<std::int64_t>(in.cu_seqlens_q.count - 1, 0)
+                                       : in.q.shape[0];
+    const std::int64_t heads = in.k.shape[1], dim = in.q.shape[3], dim_v = in.v.shape[3];
+    key_lse_ = make_tensor(DType::f32, {sequences, heads, 1, dim}, FileLayout::bhnd);
+    values_ = make_tensor(DType::f32, {sequences, heads, dim, dim_v}, FileLayout::bhnd);
+    out.saved = {key_lse_.view, values_.view};
+  }
+
+  FileLayout layout_;
+  FileTensor key_lse_, values_;
+  std::vector<std::pair<std::string, FileTensor>> tensors_;
+};
+
+struct Pass {
+  Problem problem;
+  std::string kernel;
+  double seconds = 0;
+};
+
+template <class Call>
+void time_pass(Pass& pass, const Call& call) {
+  const auto start = std::chrono::steady_clock::now();
+  call();
+  pass.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+std::vector<Pass> compute(const AttentionFile& file, Results& results,
+                          const AttentionOptions& options, const Request& request) {
+  ThreadPool threads(request.threads);
+  Progress progress("lln run: forward");
+  CountedTasks tasks(threads, progress);
+  const Exec exec{.parallel = &tasks, .kernel = request.kernel};
+  const AttentionInputs& in = file.inputs();
+  // Both passes are checked before either runs.
+  std::vector<Pass> passes = {{make_problem(in, results.out, options), {}}};
+  if (request.backward) passes.push_back({make_problem(in, results.grads, options), {}});
+  for (Pass& pass : passes) {
+    // workspace_bytes refuses with the reasons of all kernels, where explain only lists them.
+    workspace_bytes(pass.problem, exec);
+    pass.kernel = explain(pass.problem, exec).chosen;
+  }
+  time_pass(passes[0], [&] { attention_forward(in, results.out, options, exec); });
+  if (request.backward) {
+    progress.stage("lln run: backward");
+    time_pass(passes[1], [&] { attention_backward(in, results.grads, options, exec); });
+  }
+  return passes;
+}
+
+void write(const Results& results, const std::vector<Pass>& passes, const Request& request) {
+  io::Metadata metadata = {{"producer", fmt::format("lln {}", build_info().version)}};
+  for (const Pass& pass : passes) {
+    const std::string op = to_string(pass.problem.op);
+    metadata[op + "_problem"] = to_string(pass.problem);
+    metadata[op + "_kernel"] = pass.kernel;
+  }
+  const NotedSignals signals;
+  io::write_safetensors(request.output, results.to_write(), metadata,
+                        [&] { return signals.arrived(); });
+}
+
+void report(const Results& results, const std::vector<Pass>& passes, const Request& request,
+            const std::vector<std::string>& warnings) {
+  std::vector<std::string> names;
+  for (const io::TensorToWrite& t : results.to_write()) names.push_back(t.name);
+  if (request.json) {
+    Json json = {{"input", request.input}, {"output", request.output}, {"tensors", names}};
+    for (const Pass& pass : passes) {
+      json[to_string(pass.problem.op)] = {
+          {"problem", to_string(pass.problem)}, {"kernel", pass.kernel}, {"seconds", pass.seconds}};
+    }
+    json["warnings"] = warnings;
+    print_json(json);
+    return;
+  }
+  for (const Pass& pass : passes) {
+    fmt::print("{}  {}  {}\n", to_string(pass.problem), pass.kernel, time_text(pass.seconds));
+  }
+  fmt::print("wrote {}: {}\n", request.output, fmt::join(names, ", "));
+}
+
+int run(const Request& request) {
+  const AttentionOptions options = options_of(request);
+  check_output(request);
+  const AttentionFile file(
+      request.input, {.kind = options.kind,
+                      .layout = request.layout == "bnhd" ? FileLayout::bnhd : FileLayout::bhnd,
+                      .backward = request.backward,
+                      .alpha = request.alpha,
+                      .beta = request.beta,
+                      .mix = request.mix});
+  for (const std::string& text : file.warnings()) warn(text);
+  Results results(file, options, request);
+  const std::vector<Pass> passes = compute(file, results, options, request);
+  write(results, passes, request);
+  report(results, passes, request, file.warnings());
+  return kOk;
+}
+
+const char* const kFileHelp =
+    "  lln run in.safetensors -o out.safetensors --alpha 2.1 --beta 2.1\n"
+    "  lln run in.safetensors -o out.safetensors --kind lln --causal --backward\n\n"
+    "Tensors of IN (B batch, H heads, Hk key heads, N tokens, Nk key tokens, S sequences):\n"
+    "  q [B,H,N,D]  k [B,Hk,Nk,D]  v [B,Hk,Nk,Dv]      F32, F16 or BF16\n"
+    "  g [B,H,N,Dv]                                    dL/do, with --backward\n"
+    "  alpha [H] or [S,H]  beta [Hk] or [S,Hk]         F32; or --alpha, --beta\n"
+    "  mix [] [1] [H] [H,Dv] [B,H,N]                   F32; or --mix; or lln_weight and\n"
+    "                                                  diag_weight of the same shapes\n"
+    "  key_lengths [B] I32/I64, or key_mask [B,Nk] BOOL/U8\n"
+    "  cu_seqlens [S+1], or cu_seqlens_q and cu_seqlens_k, I32/I64: packed, B = 1\n"
+    "With --layout bnhd the dimensions of q, k, v, g and of o, dq, dk, dv are [B,N,H,D].\n"
+    "S is B unless packed.\n\n"
+    "Tensors of OUT: o; with --backward also dq, dk, dv in the dtype of q, and in F32 dalpha,\n"
+    "dbeta and dmix (or dlln_weight, ddiag_weight) in the shape of the tensor in IN. A number\n"
+    "from a flag or by default counts as one per head: its gradient is [H] ([Hk] for beta).\n"
+    "OUT appears complete or not at all.\n";
+
+}  // namespace
+
+Verb add_run(CLI::App& program) {
+  CLI::App* command = program.add_subcommand(
+      "run", "Attention on the tensors of a safetensors file, forward and backward");
+  const auto request = std::make_shared<Request>();
+  command->add_option("IN", request->input, "File with q, k, v")->required();
+  command->add_option("-o,--output", request->output, "File to write")->required();
+  command->add_option("--kind", request->kind, "lln | diagB | lln+diagB | softmax")
+      ->capture_default_str();
+  command->add_option("--feature", request->feature, "exp | elu | relu | softplus | powerP")
+      ->capture_default_str();
+  command->add_flag("--causal", request->causal, "Row i sees keys j <= i");
+  command->add_option("--mix", request->mix, "Weight of LLN in lln+diagB; 0.5 where not given");
+  command->add_option("--alpha", request->alpha, "One number for all query heads");
+  command->add_option("--beta", request->beta, "One number for all key heads");
+  command->add_flag("--backward", request->backward, "Gradients as well; needs g");
+  command->add_option("--layout", request->layout, "Order of dimensions in both files")
+      ->check(CLI::IsMember({"bhnd", "bnhd"}))
+      ->capture_default_str();
+  command->add_option("--kernel", request->kernel, "Force a kernel; lln info lists them");
+  add_threads_option(*command, request->threads);
+  add_json_option(*command, request->json);
+  command->footer(help_footer(kFileHelp));
+  return {command, [request] { return run(*request); }};
+}
+
+}  // namespace lln::cli

@@ -1,0 +1,108 @@
+// Errors, exit codes and output of all verbs.
+// SPDX-License-Identifier: Apache-2.0
+#include "verb.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <array>
+#include <cstdio>
+#include <new>
+#include <nlohmann/json.hpp>
+
+#include "lln/error.h"
+
+namespace lln::cli {
+namespace {
+
+int exit_code(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::invalid_argument:
+    case ErrorCode::io:
+      return kInput;
+    case ErrorCode::unsupported:
+      return kUnsupported;
+    case ErrorCode::out_of_memory:
+    case ErrorCode::device:
+    case ErrorCode::internal:
+      return kDevice;
+  }
+  return kDevice;
+}
+
+int report(const char* code, const std::string& text, int exit, bool json) {
+  if (json) {
+    print_json({{"error", {{"code", code}, {"text", text}}}});
+  } else {
+    fmt::print(stderr, "lln: {}\n", text);
+  }
+  return exit;
+}
+
+}  // namespace
+
+void add_json_option(CLI::App& command, bool& json) {
+  command.add_flag("--json", json, "Print the result as JSON, and nothing else, on stdout");
+}
+
+void add_threads_option(CLI::App& command, int& threads) {
+  command.add_option("--threads", threads, "Threads to use; 0: one per hardware thread")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+}
+
+std::string help_footer(const std::string& examples) {
+  return "Examples:\n" + examples +
+         "\nExit codes: 0 ok, 1 a check failed, 2 usage, 3 input, 4 unsupported,\n"
+         "            5 device, memory or internal failure.\n"
+         "Errors are text on stderr; with --json they are on stdout:\n"
+         "            {\"error\": {\"code\": \"io\", \"text\": \"...\"}}\n";
+}
+
+void print_json(const Json& result) {
+  // File names and names of tensors come from outside and need not be UTF-8.
+  fmt::print("{}\n", result.dump(2, ' ', false, Json::error_handler_t::replace));
+}
+
+int run_reporting_errors(const Verb& verb, bool json) {
+  try {
+    const int exit = verb.run();
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+      throw Error(ErrorCode::io, "stdout: the result could not be written");
+    }
+    return exit;
+  } catch (const UsageError& e) {
+    return report_usage_error(e.what(), json);
+  } catch (const Error& e) {
+    return report(to_string(e.code()), e.what(), exit_code(e.code()), json);
+  } catch (const std::bad_alloc&) {
+    return report(to_string(ErrorCode::out_of_memory), "not enough memory", kDevice, json);
+  } catch (const std::exception& e) {
+    return report(to_string(ErrorCode::internal), e.what(), kDevice, json);
+  }
+}
+
+int report_usage_error(const std::string& text, bool json) {
+  return report("usage", json ? text : text + "\nlln --help and lln VERB --help say more", kUsage,
+                json);
+}
+
+void warn(const std::string& text) { fmt::print(stderr, "lln: warning: {}\n", text); }
+
+std::string time_text(double seconds) {
+  if (seconds < 1e-3) return fmt::format("{:.0f} us", seconds * 1e6);
+  if (seconds < 1) return fmt::format("{:.{}f} ms", seconds * 1e3, seconds < 0.1 ? 1 : 0);
+  return fmt::format("{:.{}f} s", seconds, seconds < 100 ? 2 : 0);
+}
+
+std::string size_text(double bytes) {
+  constexpr std::array kUnits = {"B", "KB", "MB", "GB", "TB"};
+  std::size_t unit = 0;
+  while (bytes >= 1000 && unit + 1 < kUnits.size()) {
+    bytes /= 1000;
+    ++unit;
+  }
+  return fmt::format("{:.{}f} {}", bytes, unit > 0 && bytes < 10 ? 1 : 0, kUnits[unit]);
+}
+
+}  // namespace lln::cli

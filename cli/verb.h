@@ -1,0 +1,64 @@
+// What all verbs share: how they are registered, how they end, and how they speak. A verb is one
+// file; main.cc only lists them.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
+#include <stdexcept>
+#include <string>
+
+namespace CLI {
+class App;
+}
+
+namespace lln::cli {
+
+using Json = nlohmann::ordered_json;
+
+// Exit codes; the same for every verb and part of its help.
+inline constexpr int kOk = 0;
+inline constexpr int kCheckFailed = 1;
+inline constexpr int kUsage = 2;
+inline constexpr int kInput = 3;
+inline constexpr int kUnsupported = 4;
+inline constexpr int kDevice = 5;
+
+// A command line that contradicts itself; everything else that goes wrong is an lln::Error.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+struct Verb {
+  CLI::App* command = nullptr;
+  std::function<int()> run;  // after parsing; returns an exit code
+};
+
+Verb add_info(CLI::App& program);
+Verb add_check(CLI::App& program);
+Verb add_explain(CLI::App& program);
+Verb add_run(CLI::App& program);
+Verb add_demo(CLI::App& program, const std::string& program_path);
+
+// Options with one meaning in all verbs.
+void add_json_option(CLI::App& command, bool& json);
+void add_threads_option(CLI::App& command, int& threads);
+
+// The end of a help text: examples, then exit codes and the form of errors.
+std::string help_footer(const std::string& examples);
+
+// With --json this is all that a verb writes to stdout.
+void print_json(const Json& result);
+
+// Runs the verb; an exception becomes one message and an exit code: on stderr as text, or with
+// --json on stdout as {"error": {"code": ..., "text": ...}}.
+int run_reporting_errors(const Verb& verb, bool json);
+int report_usage_error(const std::string& text, bool json);
+
+void warn(const std::string& text);  // on stderr
+
+std::string time_text(double seconds);  // "12.3 ms"
+std::string size_text(double bytes);    // "1.2 GB"
+
+}  // namespace lln::cli

@@ -1,0 +1,250 @@
+// The table itself. Each group varies one subject over the others, and what a group does not vary
+// rotates, so that neighbouring subjects meet without the full product of everything.
+// SPDX-License-Identifier: Apache-2.0
+#include "conformance/cases.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <numeric>
+#include <string_view>
+
+namespace lln::conformance {
+namespace {
+
+constexpr std::array<int, 13> kDims = {1, 7, 16, 32, 40, 60, 64, 80, 96, 100, 128, 192, 256};
+constexpr std::array<int, 9> kTokens = {0, 1, 7, 63, 64, 65, 197, 257, 1000};
+constexpr std::array<int, 9> kBlocks = {1, 3, 16, 48, 64, 100, 128, 200, 300};
+constexpr std::array<const char*, 3> kTypes = {"f32", "bf16", "f16"};
+constexpr std::array<const char*, 5> kFeatures = {"exp", "elu", "relu", "softplus", "power2"};
+// Every kind, bidirectional and causal.
+constexpr std::array<const char*, 8> kKinds = {
+    "lln",        "lln:causal",        "diag16",  "diag16:causal",
+    "lln+diag32", "lln+diag32:causal", "softmax", "softmax:causal"};
+
+// Element i of a list that repeats.
+template <class T, std::size_t N>
+const T& rotate(const std::array<T, N>& list, std::size_t i) {
+  return list[i % N];
+}
+
+class Table {
+ public:
+  // Adds forward and backward of a problem, given as its text without the op. `form` holds what is
+  // not in the text; layout, parameters, saved state and gradients rotate.
+  void add(std::string_view problem, Case form = {}) {
+    constexpr std::array kLayouts = {Layout::bhnd, Layout::bnhd, Layout::gaps};
+    constexpr std::array kForms = {ParameterForm::head, ParameterForm::sequence,
+                                   ParameterForm::one};
+    for (const char* op : {"forward:", "backward:"}) {
+      form.problem = parse_problem(op + std::string(problem));
+      form.layout = rotate(kLayouts, configurations_);
+      form.parameters = rotate(kForms, configurations_ / 2);
+      form.saved = form.problem.has_lln() && configurations_ % 2 == 0;
+      form.parameter_gradients = configurations_ % 3 != 1 || form.weights != WeightForm::constant;
+      form.quick = is_quick(form);
+      cases.push_back(form);
+    }
+    ++configurations_;
+  }
+
+  std::vector<Case> cases;
+
+ private:
+  // Small problems, a few of every group; the stride shares no factor with the rotations above.
+  bool is_quick(const Case& c) const {
+    const Problem& p = c.problem;
+    const bool small = p.batch * p.heads * p.tokens * p.tokens_k * p.dim < 2'500'000;
+    return small && configurations_ % 5 == 0;
+  }
+
+  std::size_t configurations_ = 0;
+};
+
+void add_dims(Table& table) {
+  for (std::size_t i = 0; i < kDims.size(); ++i) {
+    const int dim = kDims[i];
+    const int dim_v = rotate(kDims, i * 5 + 3);
+    table.add(fmt::format("f32:cpu:b1h2n65d{}v{}:lln", dim, dim_v));
+    table.add(fmt::format("f32:cpu:b1h2n130d{}:lln+diag64:causal", dim));
+    table.add(
+        fmt::format("{}:cpu:b1h2k1n70d{}v{}:{}", rotate(kTypes, i), dim, dim_v, rotate(kKinds, i)));
+  }
+}
+
+void add_tokens(Table& table) {
+  for (std::size_t i = 0; i < kTokens.size(); ++i) {
+    const int tokens = kTokens[i];
+    const int dim = tokens > 500 ? 16 : rotate(std::array{32, 24, 7}, i);
+    const char* heads = tokens > 500 ? "b1h1" : "b2h2";
+    for (const char* kind : {"lln", "lln:causal", "lln+diag48:causal", "lln+diag64"}) {
+      table.add(fmt::format("f32:cpu:{}n{}d{}:{}", heads, tokens, dim, kind));
+    }
+    for (const char* kind : {"softmax", "softmax:causal", "diag64"}) {
+      table.add(fmt::format("{}:cpu:{}n{}d{}:{}", rotate(kTypes, i), heads, tokens, dim, kind));
+    }
+    table.add(fmt::format("bf16:cpu:{}n{}d{}:{}", heads, tokens, dim, rotate(kKinds, i)));
+  }
+  table.add("f32:cpu:b1h1n4096d3:lln");
+  table.add("f32:cpu:b1h1n4096d3:lln+diag64:causal");
+}
+
+void add_types_and_features(Table& table) {
+  for (const char* type : kTypes) {
+    for (const char* feature : kFeatures) {
+      table.add(fmt::format("{}:cpu:b1h2n70d24:lln:feature={}", type, feature));
+      table.add(fmt::format("{}:cpu:b1h2n70d24:lln+diag16:causal:feature={}", type, feature));
+    }
+  }
+  for (const char* kind : kKinds) table.add(fmt::format("f64:cpu:b1h2k1n40d8v5:{}", kind));
+}
+
+void add_weights(Table& table) {
+  std::size_t i = 0;
+  for (const WeightForm form : {WeightForm::constant, WeightForm::call, WeightForm::head,
+                                WeightForm::channel, WeightForm::token}) {
+    for (const bool two : {false, true}) {
+      if (form == WeightForm::constant && two) continue;
+      const Case weights{.weights = form, .two_weights = two};
+      table.add("f32:cpu:b2h4k2n67d16v20:lln+diag16", weights);
+      table.add("f32:cpu:b2h4k2n67d16v20:lln+diag16:causal", weights);
+      table.add(fmt::format("{}:cpu:b2h2n50d20:lln+diag64:causal", rotate(kTypes, 1 + i++ % 2)),
+                weights);
+    }
+  }
+  table.add("f32:cpu:b1h2n90d16:lln+diag16:packed=3",
+            {.weights = WeightForm::token, .lengths = {20, 0, 70}});
+}
+
+void add_blocks(Table& table) {
+  for (std::size_t i = 0; i < kBlocks.size(); ++i) {
+    const int tokens = kBlocks[i] > 128 ? 410 : 257;
+    const char* type = rotate(kTypes, i);
+    table.add(fmt::format("{}:cpu:b1h1n{}d16:diag{}", type, tokens, kBlocks[i]));
+    table.add(fmt::format("f32:cpu:b1h1n{}d32:diag{}:causal", tokens, kBlocks[i]));
+    table.add(fmt::format("f32:cpu:b1h1n{}d16:lln+diag{}", tokens, kBlocks[i]));
+  }
+}
+
+void add_masks(Table& table) {
+  std::size_t i = 0;
+  for (const KeyPattern keys : {KeyPattern::lengths, KeyPattern::left_padding, KeyPattern::holes}) {
+    for (const char* kind : kKinds) {
+      table.add(fmt::format("f32:cpu:b3h2n150d16:{}:masked", kind), {.keys = keys});
+      table.add(fmt::format("{}:cpu:b3h2k1n67d24:{}:masked", rotate(kTypes, 1 + i++ % 2), kind),
+                {.keys = keys});
+    }
+  }
+  table.add("f32:cpu:b2h2n33m150d16:lln:masked", {.keys = KeyPattern::holes});
+  table.add("f32:cpu:b2h2n33m150d16:softmax:masked", {.keys = KeyPattern::lengths});
+}
+
+void add_packed(Table& table) {
+  const std::vector<std::int64_t> patterns[] = {
+      {0, 64, 1, 0, 135}, {200}, {3, 3, 3, 3, 3, 3, 3, 3, 65, 0}};
+  std::size_t i = 0;
+  for (const auto& lengths : patterns) {
+    const auto tokens = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+    for (const char* kind : kKinds) {
+      table.add(fmt::format("{}:cpu:b1h2k1n{}d16v24:{}:packed={}", rotate(kTypes, i++ % 4), tokens,
+                            kind, lengths.size()),
+                {.lengths = lengths});
+    }
+  }
+  for (const char* kind : {"lln", "softmax"}) {
+    table.add(fmt::format("f32:cpu:b1h2n80m120d16:{}:packed=4", kind),
+              {.lengths = {30, 0, 50, 0}, .lengths_k = {0, 20, 60, 40}});
+  }
+}
+
+void add_heads_and_cross(Table& table) {
+  for (const char* heads : {"h1k1", "h4k1", "h8k2", "h8k1", "h8k8"}) {
+    table.add(fmt::format("f32:cpu:b2{}n66d16:lln", heads));
+    table.add(fmt::format("f32:cpu:b1{}n66d16:lln+diag16:causal", heads));
+  }
+  for (const char* tokens : {"n1m300", "n300m1", "n64m63", "n5m0", "n0m5", "n70m200"}) {
+    table.add(fmt::format("f32:cpu:b2h2{}d24:lln", tokens));
+    table.add(fmt::format("f32:cpu:b1h4k2{}d24:softmax", tokens));
+  }
+  table.add("bf16:cpu:b2h2n70m200d24:lln:feature=elu");
+}
+
+void add_difficult_values(Table& table) {
+  for (const char* type : kTypes) {
+    for (const char* kind : {"lln", "lln:causal", "lln+diag32:causal", "softmax"}) {
+      const std::string problem = fmt::format("{}:cpu:b1h2n130d16:{}", type, kind);
+      table.add(problem, {.style = InputStyle::large_keys});
+      table.add(problem, {.style = InputStyle::constant_rows});
+    }
+  }
+  for (const std::int64_t at : {0, 63, 64, 77, 129}) {
+    for (const char* kind : {"lln", "lln:causal", "softmax:causal"}) {
+      table.add(fmt::format("f32:cpu:b1h2n130d16:{}", kind),
+                {.style = InputStyle::spike, .spike_at = at});
+    }
+  }
+}
+
+const char* to_string(Layout layout) {
+  constexpr std::array kNames = {"bhnd", "bnhd", "gaps"};
+  return kNames[static_cast<std::size_t>(layout)];
+}
+
+}  // namespace
+
+std::string to_string(const Case& c) {
+  constexpr std::array kWeights = {"constant", "call", "head", "channel", "token"};
+  constexpr std::array kParameters = {"one", "head", "sequence"};
+  constexpr std::array kPatterns = {"all", "lengths", "left_padding", "holes"};
+  constexpr std::array kStyles = {"normal",        "large_keys",   "spike",
+                                  "constant_rows", "large_values", "denormal"};
+  const auto name = [](const auto& names, auto value) {
+    return names[static_cast<std::size_t>(value)];
+  };
+  std::string text = fmt::format("{} layout={} parameters={}", to_string(c.problem),
+                                 to_string(c.layout), name(kParameters, c.parameters));
+  if (c.weights != WeightForm::constant) {
+    text += fmt::format(" weights={}{}", name(kWeights, c.weights), c.two_weights ? ",two" : "");
+  }
+  if (c.keys != KeyPattern::all) text += fmt::format(" keys={}", name(kPatterns, c.keys));
+  if (c.style != InputStyle::normal) text += fmt::format(" values={}", name(kStyles, c.style));
+  if (c.style == InputStyle::spike) text += fmt::format(" at={}", c.spike_at);
+  if (!c.lengths.empty()) text += fmt::format(" lengths={}", fmt::join(c.lengths, ","));
+  if (!c.lengths_k.empty()) text += fmt::format(" lengths_k={}", fmt::join(c.lengths_k, ","));
+  if (c.saved) text += " saved";
+  if (c.problem.op == Op::backward && c.parameter_gradients) text += " parameter_gradients";
+  return text;
+}
+
+AttentionOptions options(const Case& c) {
+  AttentionOptions options;
+  options.kind = c.problem.kind;
+  options.diag_block = c.problem.diag_block;
+  options.causal = c.problem.causal;
+  options.feature = c.problem.feature;
+  options.power = c.problem.power;
+  options.mix = 0.375F;
+  return options;
+}
+
+std::vector<Case> cases() {
+  Table table;
+  add_dims(table);
+  add_tokens(table);
+  add_types_and_features(table);
+  add_weights(table);
+  add_blocks(table);
+  add_masks(table);
+  add_packed(table);
+  add_heads_and_cross(table);
+  add_difficult_values(table);
+  return std::move(table.cases);
+}
+
+std::vector<Case> quick_cases() {
+  std::vector<Case> all = cases();
+  std::erase_if(all, [](const Case& c) { return !c.quick; });
+  return all;
+}
+
+}  // namespace lln::conformance

@@ -1,0 +1,41 @@
+// When an output counts as right. For one tensor, with everything in absolute terms,
+//
+//   error     = max |x - reference|
+//   tolerance = 2 max |plain - reference|                          a plain evaluation in that dtype
+//             + u(dtype) max |reference| + half its least subnormal      rounding of the result
+//             + 4 u(f32) (1 + E) max S                             rounding inside the kernel
+//
+// where u is the unit roundoff, E the largest exponent that occurs (|f(alpha q)| + |f(beta k)|, or
+// |q| |k| / sqrt(dim) of the softmax parts: an exponent in f32 carries an error that grows with
+// it), and S the same sums as the tensor itself taken over absolute values, so that a gradient that
+// cancels to nothing is not held to a tolerance of nothing.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include "conformance/tensor.h"
+
+namespace lln::conformance {
+
+struct Comparison {
+  std::string name;
+  double largest = 0;      // max |reference|
+  double error = 0;        // infinite where NaN, infinities or gaps differ
+  double plain_error = 0;  // 0 where the plain evaluation overflows: then rounding alone counts
+  double rounding = 0;
+  std::string mismatch;  // where the first NaN, infinity or overwritten gap differs
+
+  double tolerance() const { return 2 * plain_error + rounding; }
+  double ratio() const;
+  bool passed() const { return ratio() <= 1; }
+};
+
+std::string to_string(const Comparison& comparison);
+
+double unit_roundoff(DType dtype);
+
+Comparison compare(const std::string& name, const Tensor& x, const Tensor& reference,
+                   const Tensor& plain, const Tensor& sizes, double exponent);
+
+}  // namespace lln::conformance

@@ -1,0 +1,297 @@
+// Making the data of a case. Numbers come from a hash of their position, so that they depend
+// neither on the layout nor on the order in which they are written.
+// SPDX-License-Identifier: Apache-2.0
+#include "conformance/data.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+#include "math/half.h"
+
+namespace lln::conformance {
+namespace {
+
+std::uint64_t mix_bits(std::uint64_t x) {  // the finaliser of splitmix64
+  x += 0x9E3779B97F4A7C15U;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9U;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBU;
+  return x ^ (x >> 31);
+}
+
+double uniform_number(std::uint64_t seed, std::uint64_t index) {  // in (0, 1)
+  const std::uint64_t bits = mix_bits(mix_bits(seed) ^ (index * 2 + 1));
+  return (static_cast<double>(bits >> 11) + 0.5) * 0x1p-53;
+}
+
+enum Seed : std::uint64_t { kQ = 1, kK, kV, kG, kAlpha, kBeta, kMix, kLln, kDiag, kMask };
+
+double largest_finite(DType dtype) {
+  switch (dtype) {
+    case DType::f16:
+      return 65504;
+    case DType::bf16:
+      return f32_from_bf16(0x7F7F);
+    case DType::f32:
+    case DType::f64:
+      break;
+  }
+  return std::numeric_limits<float>::max();
+}
+
+// Element number `index` of the tensor with this seed, before rounding.
+double styled_number(const Case& c, Seed seed, std::uint64_t index) {
+  const double x = normal_number(seed, index);
+  switch (c.style) {
+    case InputStyle::normal:
+    case InputStyle::spike:
+      return x;
+    case InputStyle::large_keys:
+      return seed == kK ? 1e4 * x : x;
+    case InputStyle::constant_rows:
+      return seed == kQ ? 0.75 : seed == kK ? -0.375 : x;
+    case InputStyle::large_values:
+      if (seed != kV) return x;
+      return largest_finite(c.problem.dtype) * 0.9 * (2 * uniform_number(seed, index) - 1);
+    case InputStyle::denormal:
+      return x * (c.problem.dtype == DType::f16 ? 1e-6 : 1e-40);
+  }
+  return x;
+}
+
+void fill(const Case& c, Seed seed, Tensor& tensor) {
+  std::uint64_t index = 0;
+  tensor.for_each([&](std::int64_t b, std::int64_t h, std::int64_t n, std::int64_t ch) {
+    tensor.set(b, h, n, ch, round_to(c.problem.dtype, styled_number(c, seed, index++)));
+  });
+}
+
+Tensor parameter(DType dtype, const Shape& shape, Seed seed, double middle, double spread) {
+  Tensor tensor(dtype, shape);
+  std::uint64_t index = 0;
+  tensor.for_each([&](std::int64_t b, std::int64_t h, std::int64_t n, std::int64_t ch) {
+    const double x = middle + spread * (2 * uniform_number(seed, index++) - 1);
+    tensor.set(b, h, n, ch, static_cast<float>(x));
+  });
+  return tensor;
+}
+
+Shape weight_shape(const Case& c) {
+  const Problem& p = c.problem;
+  switch (c.weights) {
+    case WeightForm::constant:
+    case WeightForm::call:
+      break;
+    case WeightForm::head:
+      return {1, p.heads, 1, 1};
+    case WeightForm::channel:
+      return {1, p.heads, 1, p.dim_v};
+    case WeightForm::token:
+      return {p.batch, p.heads, p.tokens, 1};
+  }
+  return {1, 1, 1, 1};
+}
+
+Shape parameter_shape(const Case& c, std::int64_t heads) {
+  switch (c.parameters) {
+    case ParameterForm::one:
+      break;
+    case ParameterForm::head:
+      return {1, heads, 1, 1};
+    case ParameterForm::sequence:
+      return {c.problem.sequences, heads, 1, 1};
+  }
+  return {1, 1, 1, 1};
+}
+
+bool key_valid(const Case& c, std::int64_t batch, std::int64_t key) {
+  const std::int64_t tokens = c.problem.tokens_k;
+  switch (c.keys) {
+    case KeyPattern::all:
+      break;
+    case KeyPattern::lengths:
+      return key <
+             tokens * (c.problem.batch - 1 - batch) / std::max<std::int64_t>(c.problem.batch, 1);
+    case KeyPattern::left_padding:
+      return key >= tokens * (batch + 1) / (c.problem.batch + 2);
+    case KeyPattern::holes: {
+      if (batch == 1) return false;
+      const auto index = static_cast<std::uint64_t>(batch * tokens + key);
+      return key != tokens - 1 && key != 0 && uniform_number(kMask, index) < 0.6;
+    }
+  }
+  return true;
+}
+
+void make_sequences(const Case& c, Inputs& in) {
+  const Problem& p = c.problem;
+  in.sequences.resize(static_cast<std::size_t>(p.sequences));
+  if (p.packed) {
+    in.cu_seqlens_q.push_back(0);
+    in.cu_seqlens_k.push_back(0);
+  }
+  for (std::int64_t s = 0; s < p.sequences; ++s) {
+    SequenceRows& rows = in.sequences[static_cast<std::size_t>(s)];
+    if (p.packed) {
+      const auto at = static_cast<std::size_t>(s);
+      rows.q_begin = in.cu_seqlens_q.back();
+      rows.k_begin = in.cu_seqlens_k.back();
+      rows.q_tokens = c.lengths.at(at);
+      rows.k_tokens = c.lengths_k.empty() ? rows.q_tokens : c.lengths_k.at(at);
+      in.cu_seqlens_q.push_back(rows.q_begin + rows.q_tokens);
+      in.cu_seqlens_k.push_back(rows.k_begin + rows.k_tokens);
+    } else {
+      rows.batch = s;
+      rows.q_tokens = p.tokens;
+      rows.k_tokens = p.tokens_k;
+    }
+    rows.valid.resize(static_cast<std::size_t>(rows.k_tokens));
+    for (std::int64_t j = 0; j < rows.k_tokens; ++j) {
+      rows.valid[static_cast<std::size_t>(j)] = key_valid(c, s, j) ? 1 : 0;
+    }
+    rows.first_valid = std::find(rows.valid.begin(), rows.valid.end(), 1) - rows.valid.begin();
+    if (c.keys == KeyPattern::lengths) {
+      in.key_lengths.push_back(
+          static_cast<std::int32_t>(std::count(rows.valid.begin(), rows.valid.end(), 1)));
+    } else if (c.keys != KeyPattern::all) {
+      in.key_mask.insert(in.key_mask.end(), rows.valid.begin(), rows.valid.end());
+    }
+  }
+}
+
+// Adds the spike, and puts NaN where nothing may be read.
+void mark_keys(const Case& c, Inputs& in) {
+  const Problem& p = c.problem;
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (std::size_t s = 0; s < in.sequences.size(); ++s) {
+    const SequenceRows& rows = in.sequences[s];
+    for (std::int64_t h = 0; h < p.heads_k; ++h) {
+      if (c.style == InputStyle::spike && c.spike_at < rows.k_tokens) {
+        double beta = 1;
+        if (p.has_lln()) {
+          const Shape& shape = in.beta.shape();
+          beta = in.beta.get(shape[0] == 1 ? 0 : static_cast<std::int64_t>(s),
+                             shape[1] == 1 ? 0 : h, 0, 0);
+        }
+        const std::int64_t row = rows.k_begin + c.spike_at;
+        for (std::int64_t l = 0; l < (h % 2 == 0 ? p.dim : 1); ++l) {
+          const double x = in.k.get(rows.batch, h, row, l) + 200 / beta;
+          in.k.set(rows.batch, h, row, l, round_to(p.dtype, x));
+        }
+      }
+      for (std::int64_t j = 0; j < rows.k_tokens; ++j) {
+        if (rows.valid[static_cast<std::size_t>(j)] != 0) continue;
+        for (std::int64_t l = 0; l < p.dim; ++l) in.k.set(rows.batch, h, rows.k_begin + j, l, nan);
+        for (std::int64_t l = 0; l < p.dim_v; ++l)
+          in.v.set(rows.batch, h, rows.k_begin + j, l, nan);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+double normal_number(std::uint64_t seed, std::uint64_t index) {
+  const double radius = std::sqrt(-2 * std::log(uniform_number(seed, 2 * index)));
+  return radius * std::cos(2 * std::numbers::pi * uniform_number(seed, 2 * index + 1));
+}
+
+AttentionInputs Inputs::views() const {
+  AttentionInputs views;
+  views.q = q.view();
+  views.k = k.view();
+  views.v = v.view();
+  views.alpha = alpha.view();
+  views.beta = beta.view();
+  views.mix = mix.view();
+  views.lln_weight = lln_weight.view();
+  views.diag_weight = diag_weight.view();
+  if (!key_lengths.empty()) views.key_lengths = IndexView(std::span(key_lengths));
+  if (!key_mask.empty()) {
+    const auto batch = static_cast<std::int64_t>(sequences.size());
+    views.key_mask = mask_view(key_mask.data(), batch, k.shape()[2]);
+  }
+  if (!cu_seqlens_q.empty()) {
+    views.cu_seqlens_q = IndexView(std::span(cu_seqlens_q));
+    views.cu_seqlens_k = IndexView(std::span(cu_seqlens_k));
+  }
+  return views;
+}
+
+Inputs make_inputs(const Case& c, DType dtype) {
+  const Problem& p = c.problem;
+  const DType small = dtype == DType::f64 ? DType::f64 : DType::f32;
+  Inputs in;
+  in.q = Tensor(dtype, {p.batch, p.heads, p.tokens, p.dim}, c.layout);
+  in.k = Tensor(dtype, {p.batch, p.heads_k, p.tokens_k, p.dim}, c.layout);
+  in.v = Tensor(dtype, {p.batch, p.heads_k, p.tokens_k, p.dim_v}, c.layout);
+  in.g = Tensor(dtype, {p.batch, p.heads, p.tokens, p.dim_v}, c.layout);
+  fill(c, kQ, in.q);
+  fill(c, kK, in.k);
+  fill(c, kV, in.v);
+  fill(c, kG, in.g);
+  if (p.has_lln()) {
+    in.alpha = parameter(small, parameter_shape(c, p.heads), kAlpha, 1.2, 0.4);
+    in.beta = parameter(small, parameter_shape(c, p.heads_k), kBeta, 1.2, 0.4);
+  }
+  if (p.kind == Kind::lln_diag && c.weights != WeightForm::constant) {
+    if (c.two_weights) {
+      in.lln_weight = parameter(small, weight_shape(c), kLln, 0.5, 0.4);
+      in.diag_weight = parameter(small, weight_shape(c), kDiag, 0.5, 0.4);
+    } else {
+      in.mix = parameter(small, weight_shape(c), kMix, 0.5, 0.4);
+    }
+  }
+  make_sequences(c, in);
+  mark_keys(c, in);
+  return in;
+}
+
+TensorSet make_outputs(const Case& c, const Inputs& in, DType dtype) {
+  const Problem& p = c.problem;
+  const DType small = dtype == DType::f64 ? DType::f64 : DType::f32;
+  TensorSet outputs;
+  if (p.op == Op::forward) {
+    outputs.add("o", Tensor(dtype, in.g.shape(), c.layout));
+    if (c.saved) {
+      outputs.add("key_lse", Tensor(small, {p.sequences, p.heads_k, 1, p.dim}));
+      outputs.add("channel_values", Tensor(small, {p.sequences, p.heads_k, p.dim, p.dim_v}));
+    }
+    return outputs;
+  }
+  outputs.add("dq", Tensor(dtype, in.q.shape(), c.layout));
+  outputs.add("dk", Tensor(dtype, in.k.shape(), c.layout));
+  outputs.add("dv", Tensor(dtype, in.v.shape(), c.layout));
+  if (c.parameter_gradients) {
+    const auto like = [&](const char* name, const Tensor& input) {
+      if (input.given()) outputs.add(name, Tensor(small, input.shape()));
+    };
+    like("dalpha", in.alpha);
+    like("dbeta", in.beta);
+    like("dmix", in.mix);
+    like("dlln_weight", in.lln_weight);
+    like("ddiag_weight", in.diag_weight);
+  }
+  return outputs;
+}
+
+AttentionOutputs forward_views(TensorSet& outputs) {
+  return {outputs.view("o"), {outputs.view("key_lse"), outputs.view("channel_values")}};
+}
+
+AttentionGradients backward_views(TensorSet& outputs, const Inputs& in) {
+  AttentionGradients grads;
+  grads.g = in.g.view();
+  grads.dq = outputs.view("dq");
+  grads.dk = outputs.view("dk");
+  grads.dv = outputs.view("dv");
+  grads.dalpha = outputs.view("dalpha");
+  grads.dbeta = outputs.view("dbeta");
+  grads.dmix = outputs.view("dmix");
+  grads.dlln_weight = outputs.view("dlln_weight");
+  grads.ddiag_weight = outputs.view("ddiag_weight");
+  return grads;
+}
+
+}  // namespace lln::conformance

@@ -1,0 +1,118 @@
+// Running one case on kernels by name.
+// SPDX-License-Identifier: Apache-2.0
+#include "conformance/run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "lln/error.h"
+
+namespace lln::conformance {
+namespace {
+
+// Scratch memory that is NaN everywhere, and 64-byte aligned as an allocation inside a call is.
+class PoisonedWorkspace {
+ public:
+  explicit PoisonedWorkspace(std::size_t bytes) : storage_(bytes + kAlignment, std::byte{0xFF}) {
+    void* at = storage_.data();
+    std::size_t space = storage_.size();
+    std::align(kAlignment, bytes, at, space);
+    span_ = {static_cast<std::byte*>(at), bytes};
+  }
+  std::span<std::byte> span() const { return span_; }
+
+ private:
+  static constexpr std::size_t kAlignment = 64;
+  std::vector<std::byte> storage_;
+  std::span<std::byte> span_;
+};
+
+void run_op(const Case& c, const Inputs& in, TensorSet& outputs, AttentionSaved saved,
+            const Exec& exec) {
+  if (c.problem.op == Op::forward) {
+    attention_forward(in.views(), forward_views(outputs), options(c), exec);
+    return;
+  }
+  AttentionGradients grads = backward_views(outputs, in);
+  grads.saved = saved;
+  attention_backward(in.views(), grads, options(c), exec);
+}
+
+// (c, C) for the backward of a case that reads them, by the reference.
+TensorSet make_saved(const Case& c, const Inputs& in, Parallel* parallel) {
+  TensorSet outputs;
+  if (c.problem.op != Op::backward || !c.saved) return outputs;
+  Case forward = c;
+  forward.problem.op = Op::forward;
+  outputs = make_outputs(forward, in, c.problem.dtype);
+  run_op(forward, in, outputs, {}, {.parallel = parallel, .kernel = "reference"});
+  return outputs;
+}
+
+// Empty when the kernel takes the problem.
+std::string refusal(const Problem& problem, const std::string& kernel) {
+  for (const auto& candidate : explain(problem).candidates) {
+    if (candidate.kernel == kernel) return candidate.refusal;
+  }
+  return fmt::format("there is no kernel '{}' for {}", kernel, to_string(problem.op));
+}
+
+CaseResult judge(const Case& c, const Inputs& in, const Truth& truth, TensorSet& saved,
+                 const std::string& kernel, Parallel* parallel) {
+  CaseResult result;
+  result.kernel = kernel;
+  result.text = refusal(c.problem, kernel);
+  if (!result.text.empty()) {
+    result.verdict = Verdict::skipped;
+    return result;
+  }
+  TensorSet outputs = make_outputs(c, in, c.problem.dtype);
+  try {
+    Exec exec{.parallel = parallel, .kernel = kernel};
+    const PoisonedWorkspace workspace(workspace_bytes(c.problem, exec));
+    exec.workspace = workspace.span();
+    const AttentionSaved saved_views{saved.view("key_lse"), saved.view("channel_values")};
+    run_op(c, in, outputs, saved_views, exec);
+  } catch (const Error& error) {
+    result.verdict = Verdict::failed;
+    result.text = error.what();
+    return result;
+  }
+  for (const TensorSet::Entry& entry : outputs.entries()) {
+    const Comparison comparison = compare(entry.name, entry.tensor, truth.reference.at(entry.name),
+                                          truth.plain.values.at(entry.name),
+                                          truth.plain.sizes.at(entry.name), truth.plain.exponent);
+    result.text += (result.text.empty() ? "" : "\n") + to_string(comparison);
+    result.worst = std::max(result.worst, comparison.ratio());
+    if (!comparison.passed()) result.verdict = Verdict::failed;
+  }
+  return result;
+}
+
+}  // namespace
+
+Truth make_truth(const Case& c, Parallel* parallel) {
+  const Inputs in = make_inputs(c, DType::f64);
+  Truth truth;
+  truth.reference = make_outputs(c, in, DType::f64);
+  run_op(c, in, truth.reference, {}, {.parallel = parallel, .kernel = "reference"});
+  truth.plain = evaluate_plain(c, in, parallel);
+  return truth;
+}
+
+std::vector<CaseResult> run_case(const Case& c, std::span<const std::string> kernels,
+                                 Parallel* parallel) {
+  const Truth truth = make_truth(c, parallel);
+  const Inputs in = make_inputs(c, c.problem.dtype);
+  TensorSet saved = make_saved(c, in, parallel);
+  std::vector<CaseResult> results;
+  for (const std::string& kernel : kernels) {
+    results.push_back(judge(c, in, truth, saved, kernel, parallel));
+  }
+  return results;
+}
+
+}  // namespace lln::conformance

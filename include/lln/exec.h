@@ -1,0 +1,48 @@
+// How a call is carried out: on which threads, in which scratch memory, by which kernel. Nothing
+// here changes a result: outputs are the same bits for every number of threads.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+namespace lln {
+
+// Runs independent tasks. Implement it to run the kernels on your own scheduler.
+class Parallel {
+ public:
+  using Task = void (*)(void* context, std::int64_t task, int worker);  // never throws
+
+  virtual ~Parallel() = default;
+  virtual int workers() const noexcept = 0;
+  // Calls task(context, t, w) once for every t in [0, tasks) and returns when all are done; w is in
+  // [0, workers()) and no two calls with the same w run at the same time.
+  virtual void run(std::int64_t tasks, Task task, void* context) = 0;
+};
+
+// A fixed set of threads; the thread that calls run() is one of them.
+class ThreadPool final : public Parallel {
+ public:
+  explicit ThreadPool(int threads = 0);  // 0: one per hardware thread
+  ~ThreadPool() override;
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+  int workers() const noexcept override;
+  void run(std::int64_t tasks, Task task, void* context) override;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+struct Exec {
+  Parallel* parallel = nullptr;        // null: the calling thread alone
+  std::span<std::byte> workspace = {}; // empty: allocated and freed inside the call
+  std::string_view kernel = {};        // empty: the first kernel that takes the problem
+  void* stream = nullptr;              // a CUDA stream; ignored on the CPU
+};
+
+}  // namespace lln

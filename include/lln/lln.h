@@ -1,0 +1,10 @@
+// Everything in one include.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "lln/attention.h"
+#include "lln/error.h"
+#include "lln/exec.h"
+#include "lln/problem.h"
+#include "lln/tensor.h"
+#include "lln/version.h"

@@ -1,0 +1,22 @@
+// What this build holds. The reasons for parts that are missing come from configuration.
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/kernels.h"
+#include "lln/version.h"
+
+namespace lln {
+
+BuildInfo build_info() {
+  BuildInfo info;
+  info.version = LLN_VERSION;
+#if defined(__clang__)
+  info.compiler = "clang " __VERSION__;
+#else
+  info.compiler = "gcc " __VERSION__;
+#endif
+  info.cpu_targets = cpu_target_names();
+  info.cpu_target = info.cpu_targets.empty() ? "none" : info.cpu_targets.front();
+  info.parts = {{"cuda", false, LLN_CUDA_REASON}, {"torch", false, LLN_TORCH_REASON}};
+  return info;
+}
+
+}  // namespace lln

@@ -1,0 +1,172 @@
+// Choice of a kernel, the reasons behind it, and what a problem costs at the least.
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "api/dispatch.h"
+#include "lln/error.h"
+#include "lln/problem.h"
+
+namespace lln {
+namespace {
+
+// Benchmarks run forward and backward for `train`; the backward decides what is supported.
+Op kernel_op(Op op) { return op == Op::train ? Op::backward : op; }
+
+Problem with_op(Problem problem, Op op) {
+  problem.op = op;
+  return problem;
+}
+
+// Pairs of query and key that the block-diagonal part or softmax weighs, per head.
+double weighed_pairs(const Problem& p) {
+  const auto tokens = static_cast<double>(p.tokens);
+  const double keys =
+      p.kind == Kind::softmax
+          ? static_cast<double>(p.tokens_k)
+          : static_cast<double>(std::min(p.diag_block, std::max<std::int64_t>(p.tokens_k, 1)));
+  return p.causal ? tokens * (keys + 1) / 2 : tokens * keys;
+}
+
+Cost forward_cost(const Problem& p) {
+  const auto b = static_cast<double>(p.batch);
+  const double q_rows = b * static_cast<double>(p.heads) * static_cast<double>(p.tokens);
+  const double k_rows = b * static_cast<double>(p.heads_k) * static_cast<double>(p.tokens_k);
+  const auto d = static_cast<double>(p.dim);
+  const auto dv = static_cast<double>(p.dim_v);
+  Cost cost;
+  cost.bytes = (q_rows + k_rows) * (d + dv) * static_cast<double>(size_of(p.dtype));
+  if (p.has_lln()) cost.flops += 2 * (q_rows + k_rows) * d * dv;
+  if (p.kind != Kind::lln) {
+    cost.flops += 2 * b * static_cast<double>(p.heads) * weighed_pairs(p) * (d + dv);
+  }
+  return cost;
+}
+
+Cost backward_cost(const Problem& p) {
+  const auto b = static_cast<double>(p.batch);
+  const double q_rows = b * static_cast<double>(p.heads) * static_cast<double>(p.tokens);
+  const double k_rows = b * static_cast<double>(p.heads_k) * static_cast<double>(p.tokens_k);
+  const auto d = static_cast<double>(p.dim);
+  const auto dv = static_cast<double>(p.dim_v);
+  Cost cost;
+  cost.bytes =
+      (q_rows * (2 * d + dv) + k_rows * 2 * (d + dv)) * static_cast<double>(size_of(p.dtype));
+  if (p.has_lln()) cost.flops += 4 * (q_rows + k_rows) * d * dv;
+  if (p.kind != Kind::lln) {
+    cost.flops += 2 * b * static_cast<double>(p.heads) * weighed_pairs(p) * (3 * d + 2 * dv);
+  }
+  return cost;
+}
+
+// Decoding reads and writes the f32 state of every key head; an append also reads its tokens once.
+Cost decode_cost(const Problem& p) {
+  const double state = static_cast<double>(p.batch) * static_cast<double>(p.heads_k) *
+                       static_cast<double>(p.dim) * static_cast<double>(p.dim_v + 2) * 4;
+  Cost cost = forward_cost(p);
+  cost.bytes += 2 * state;
+  return cost;
+}
+
+std::string no_kernel_text(const Problem& problem) {
+  std::string text = fmt::format("no kernel takes {}", to_string(problem));
+  const auto list = kernels(kernel_op(problem.op));
+  if (list.empty()) text += fmt::format(": this build has none for {}", to_string(problem.op));
+  for (const Kernel& kernel : list) {
+    text += fmt::format("; {}: {}", kernel.name, kernel.refusal(problem));
+  }
+  return text;
+}
+
+}  // namespace
+
+const Kernel& choose_kernel(const Problem& problem, std::string_view forced) {
+  const auto list = kernels(kernel_op(problem.op));
+  if (forced.empty()) {
+    for (const Kernel& kernel : list) {
+      if (kernel.refusal(problem).empty()) return kernel;
+    }
+    throw Error(ErrorCode::unsupported, no_kernel_text(problem));
+  }
+  for (const Kernel& kernel : list) {
+    if (kernel.name != forced) continue;
+    const std::string refusal = kernel.refusal(problem);
+    if (refusal.empty()) return kernel;
+    throw Error(ErrorCode::unsupported,
+                fmt::format("kernel {} does not take {}: {}", forced, to_string(problem), refusal));
+  }
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("unknown kernel '{}' for {}: expected one of {}", forced,
+                          to_string(problem.op), fmt::join(kernel_names(problem.op), ", ")));
+}
+
+std::vector<std::string> kernel_names(Op op) {
+  std::vector<std::string> names;
+  for (const Kernel& kernel : kernels(kernel_op(op))) names.push_back(kernel.name);
+  return names;
+}
+
+std::size_t workspace_bytes(const Problem& problem, const Exec& exec) {
+  const int workers = worker_count(exec.parallel);
+  const auto bytes = [&](const Problem& p) {
+    return choose_kernel(p, exec.kernel).workspace_bytes(p, workers);
+  };
+  if (problem.op != Op::train) return bytes(problem);
+  return std::max(bytes(with_op(problem, Op::forward)), bytes(with_op(problem, Op::backward)));
+}
+
+Cost minimal_cost(const Problem& problem) {
+  switch (problem.op) {
+    case Op::forward:
+      return forward_cost(problem);
+    case Op::backward:
+      return backward_cost(problem);
+    case Op::train: {
+      const Cost forward = forward_cost(problem);
+      const Cost backward = backward_cost(problem);
+      return {forward.bytes + backward.bytes, forward.flops + backward.flops};
+    }
+    case Op::append:
+    case Op::step:
+      return decode_cost(problem);
+  }
+  return {};
+}
+
+Explanation explain(const Problem& problem, const Exec& exec) {
+  Explanation explanation;
+  explanation.problem = problem;
+  explanation.cost = minimal_cost(problem);
+  if (!exec.kernel.empty()) choose_kernel(problem, exec.kernel);  // an unknown name is an error
+  for (const Kernel& kernel : kernels(kernel_op(problem.op))) {
+    std::string refusal = kernel.refusal(problem);
+    if (!exec.kernel.empty() && kernel.name != exec.kernel) {
+      refusal = fmt::format("kernel {} is forced", exec.kernel);
+    }
+    if (refusal.empty() && explanation.chosen.empty()) explanation.chosen = kernel.name;
+    explanation.candidates.push_back({kernel.name, std::move(refusal)});
+  }
+  if (!explanation.chosen.empty()) explanation.workspace_bytes = workspace_bytes(problem, exec);
+  return explanation;
+}
+
+std::string to_string(const Explanation& e) {
+  std::string text = fmt::format("problem    {}\n", to_string(e.problem));
+  if (e.candidates.empty()) {
+    text += fmt::format("kernel     none: this build has no kernel for {}\n",
+                        to_string(e.problem.op));
+  }
+  bool found = false;
+  for (const auto& [name, refusal] : e.candidates) {
+    const char* verdict = !refusal.empty() ? "no" : found ? "could" : "runs";
+    found = found || refusal.empty();
+    text += fmt::format("kernel     {:<12} {:<6}{}\n", name, verdict, refusal);
+  }
+  text += fmt::format("workspace  {} bytes\n", e.workspace_bytes);
+  text += fmt::format("at least   {:.4g} bytes of memory traffic, {:.4g} floating-point operations\n",
+                      e.cost.bytes, e.cost.flops);
+  return text;
+}
+
+}  // namespace lln

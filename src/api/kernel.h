@@ -1,0 +1,87 @@
+// What stands between the API and the kernels: a call whose every rule has been checked, and the
+// ordered lists of kernels that may take it. Kernels assume; they never validate.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "lln/attention.h"
+
+namespace lln {
+
+// One sequence: where its rows are, and which of its keys count.
+struct Sequence {
+  std::int64_t batch = 0;    // index into the tensors' first dimension
+  std::int64_t q_begin = 0;  // first row in q, g, o, dq
+  std::int64_t q_tokens = 0;
+  std::int64_t k_begin = 0;  // first row in k, v, dk, dv
+  std::int64_t k_tokens = 0;
+  // Valid keys lie in [key_first, key_end), counted from k_begin; both 0 when there are none.
+  std::int64_t key_first = 0;
+  std::int64_t key_end = 0;
+  // Not null: a byte for each key counted from k_begin, nonzero where valid.
+  const std::uint8_t* mask = nullptr;
+  std::int64_t mask_stride = 0;
+
+  bool valid(std::int64_t key) const noexcept {
+    return key >= key_first && key < key_end &&
+           (mask == nullptr || mask[key * mask_stride] != 0);
+  }
+};
+
+// A call that passed validation. The strides of alpha, beta and the weights are 0 in every dimension
+// that broadcasts, so that element() reads them at any index.
+struct Call {
+  Problem problem;
+  AttentionOptions options;
+  AttentionInputs in;
+  AttentionOutputs out;      // forward
+  AttentionGradients grads;  // backward
+  std::span<const Sequence> sequences;
+  std::byte* workspace = nullptr;  // workspace_bytes() of the chosen kernel, uninitialised
+  Parallel* parallel = nullptr;    // null: run on the calling thread
+  void* stream = nullptr;
+};
+
+struct Kernel {
+  std::string name;
+  // Why the kernel does not take the problem; empty when it does.
+  std::string (*refusal)(const Problem&);
+  std::size_t (*workspace_bytes)(const Problem&, int workers);
+  void (*run)(const Call&);
+};
+
+// Ordered lists: the first kernel that does not refuse runs; the reference is last.
+std::span<const Kernel> kernels(Op op);
+
+// Element of an f32 or f64 parameter tensor (alpha, beta, weights) as double.
+inline double element(const ConstView& v, std::int64_t b, std::int64_t h, std::int64_t n,
+                      std::int64_t c) noexcept {
+  const std::int64_t i = b * v.stride[0] + h * v.stride[1] + n * v.stride[2] + c * v.stride[3];
+  return v.dtype == DType::f64 ? static_cast<const double*>(v.data)[i]
+                               : static_cast<const float*>(v.data)[i];
+}
+
+inline int worker_count(const Parallel* parallel) noexcept {
+  return parallel == nullptr ? 1 : parallel->workers();
+}
+
+// Calls body(task, worker) for every task, on the caller's threads.
+template <class Body>
+void parallel_for(Parallel* parallel, std::int64_t tasks, Body&& body) {
+  if (parallel == nullptr || tasks <= 1) {
+    for (std::int64_t t = 0; t < tasks; ++t) body(t, 0);
+    return;
+  }
+  using Plain = std::remove_reference_t<Body>;
+  parallel->run(
+      tasks,
+      [](void* context, std::int64_t task, int worker) {
+        (*static_cast<Plain*>(context))(task, worker);
+      },
+      const_cast<void*>(static_cast<const void*>(&body)));
+}
+
+}  // namespace lln

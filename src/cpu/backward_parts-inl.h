@@ -1,0 +1,379 @@
+// Backward of a chunk of rows and of a chunk of keys: the block-diagonal part (shared with the causal
+// kernel), the bidirectional LLN part, and the gradients of the weights that join them.
+// SPDX-License-Identifier: Apache-2.0
+#if defined(LLN_CPU_BACKWARD_PARTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef LLN_CPU_BACKWARD_PARTS_INL_H_
+#undef LLN_CPU_BACKWARD_PARTS_INL_H_
+#else
+#define LLN_CPU_BACKWARD_PARTS_INL_H_
+#endif
+
+#include "cpu/head-inl.h"
+#include "cpu/layout.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lln::cpu {
+namespace HWY_NAMESPACE {
+
+// dk = dv = 0 for the keys outside the valid range of the sequence.
+HWY_INLINE void zero_unused_keys(const Call& call, const Dims& dims, const KeyHead& keys,
+                                 float* zeros) {
+  const Sequence& seq = *keys.sequence;
+  const Rows dk = rows_of(call.grads.dk, seq.batch, keys.head_k, seq.k_begin);
+  const Rows dv = rows_of(call.grads.dv, seq.batch, keys.head_k, seq.k_begin);
+  std::fill(zeros, zeros + std::max(dims.dp, dims.dvp), 0.0F);
+  for (std::int64_t j = 0; j < seq.k_tokens; ++j) {
+    if (seq.valid(j)) {
+      if (seq.mask == nullptr) j = seq.key_end - 1;
+      continue;
+    }
+    store_row(dk, j, zeros);
+    store_row(dv, j, zeros);
+  }
+}
+
+// x = weight * slope * w * (dw - shift), per channel; returns the sum of w * (dw - shift) * slope *
+// raw (times weight) where raw is given. Null slope is 1.
+HWY_INLINE float exponent_gradient(const float* w, const float* dw,
+                                   Vec shift_scalar, const float* HWY_RESTRICT shift_channel,
+                                   const float* HWY_RESTRICT slope, const float* HWY_RESTRICT raw,
+                                   float weight, std::int64_t width, float* out) {
+  Vec sum = hn::Zero(kTag);
+  const Vec scale = hn::Set(kTag, weight);
+  for (std::int64_t l = 0; l < width; l += kLanes) {
+    const Vec shift = shift_channel == nullptr ? shift_scalar : hn::Load(kTag, shift_channel + l);
+    Vec x = hn::Mul(hn::Mul(scale, hn::Load(kTag, w + l)), hn::Sub(hn::Load(kTag, dw + l), shift));
+    if (slope != nullptr) x = hn::Mul(x, hn::Load(kTag, slope + l));
+    if (raw != nullptr) sum = hn::MulAdd(x, hn::Load(kTag, raw + l), sum);
+    hn::Store(x, kTag, out + l);
+  }
+  return raw == nullptr ? 0.0F : reduce_sum(sum);
+}
+
+HWY_INLINE float dot(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, std::int64_t width) {
+  Vec sum = hn::Zero(kTag);
+  for (std::int64_t l = 0; l < width; l += kLanes) {
+    sum = hn::MulAdd(hn::Load(kTag, a + l), hn::Load(kTag, b + l), sum);
+  }
+  return reduce_sum(sum);
+}
+
+// total[c] += sum over rows of a * b.
+HWY_INLINE void add_products(const float* a, const float* b, std::int64_t rows, const Dims& dims,
+                             double* total) {
+  for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t c = 0; c < dims.dv; ++c) {
+      total[c] += static_cast<double>(a[i * dims.dvp + c]) * static_cast<double>(b[i * dims.dvp + c]);
+    }
+  }
+}
+
+class BackwardParts {
+ public:
+  BackwardParts(const Call& call, const Dims& dims)
+      : call_(call), p_(call.problem), dims_(dims), request_(call),
+        lln_weight_(PartWeight::of_lln(call)), diag_weight_(PartWeight::of_diag(call)) {}
+
+  float* row_lse = nullptr;  // [batch, heads, tokens] where needs_statistics()
+  float* row_delta = nullptr;
+
+  const ParameterRequest& request() const { return request_; }
+  const PartWeight& lln_weight() const { return lln_weight_; }
+  bool wants_lln_channels() const { return request_.lln && lln_weight_.per_channel(); }
+  bool has_slope() const { return p_.has_lln() && p_.feature != Feature::exp; }
+
+  // g of some rows, times the weights of the channels where a part has those.
+  void load_g(const QueryHead& head, Range rows, const PartWeight* weight, const float* channel,
+              float* out) const {
+    const Sequence& seq = *head.sequence;
+    load_tile(rows_of(call_.grads.g, seq.batch, head.h, seq.q_begin), rows.size(),
+              [&](std::int64_t i) { return rows.begin + i; }, 1.0F, out, dims_.dvp);
+    if (weight == nullptr || !weight->per_channel()) return;
+    for (std::int64_t i = 0; i < rows.size(); ++i) {
+      float* const row = out + i * dims_.dvp;
+      for (std::int64_t c = 0; c < dims_.dvp; c += kLanes) {
+        hn::Store(hn::Mul(hn::Load(kTag, row + c), hn::Load(kTag, channel + c)), kTag, row + c);
+      }
+    }
+  }
+
+  void load_channels(const QueryHead& head, const BackwardTiles& tiles) const {
+    head.channel_weights(lln_weight_, dims_, tiles.lln_channel);
+    head.channel_weights(diag_weight_, dims_, tiles.diag_channel);
+  }
+
+  // dq of the block-diagonal part (or softmax) in tiles.diag_d[chunk, dp]; g . Diag in row_dots.
+  void diag_rows(const KeyHead& keys, const QueryHead& head, Range chunk, const RowSums* sums,
+                 const BackwardTiles& tiles) const {
+    const ScoreTiles& t = tiles.scores[0];
+    const ScoreHead scores = head.scores(call_, keys, dims_, t);
+    const bool channels = request_.diag && diag_weight_.per_channel();
+    for_each_block(scores, chunk, [&](Range rows, Range visible_keys) HWY_ATTR {
+      const std::int64_t offset = rows.begin - chunk.begin;
+      load_g(head, rows, &diag_weight_, tiles.diag_channel, t.g);
+      softmax_backward_rows(
+          scores, rows, visible_keys,
+          [&](std::int64_t row) { return head.row_weight(diag_weight_, row); },
+          tiles.diag_d + offset * dims_.dp,
+          channels ? tiles.diag_dv + offset * dims_.dvp : nullptr);
+      for (std::int64_t i = 0; i < rows.size(); ++i) {
+        tiles.row_dots[kMaxChunk + offset + i] = t.row_delta[i];
+        if (row_lse == nullptr) continue;
+        row_lse[statistics_index(head, rows.begin + i)] = t.row_max[i];
+        row_delta[statistics_index(head, rows.begin + i)] = t.row_delta[i];
+      }
+    });
+    if (channels) {
+      load_g(head, chunk, nullptr, nullptr, tiles.values);
+      add_products(tiles.values, tiles.diag_dv, chunk.size(), dims_, sums->diag_channel);
+    }
+  }
+
+  // dk[n, dp] and dv[n, dvp] of the block-diagonal part for the valid keys of a chunk, summed over
+  // the query heads of the group, in tiles.diag_d and tiles.diag_dv.
+  void diag_keys(const KeyHead& keys, Range chunk, const BackwardTiles& tiles) const {
+    const Sequence& seq = *keys.sequence;
+    const ScoreTiles& t = tiles.scores[0];
+    const QueryHead first(call_, keys, keys.head_k * dims_.group);
+    std::int64_t offset = 0;
+    for_each_block(first.scores(call_, keys, dims_, t), chunk,
+                   [&](Range piece, Range block_keys) HWY_ATTR {
+      const ScoreHead any = first.scores(call_, keys, dims_, t);
+      const std::int64_t n = load_keys(any, {piece.begin, std::min(piece.end, block_keys.end)},
+                                       /*values_transposed=*/true);
+      float* const dk = tiles.diag_d + offset * dims_.dp;
+      float* const dv = tiles.diag_dv + offset * dims_.dvp;
+      std::fill(dk, dk + n * dims_.dp, 0.0F);
+      std::fill(dv, dv + n * dims_.dvp, 0.0F);
+      offset += n;
+      if (n == 0) return;
+      Range rows{0, seq.q_tokens};
+      if (any.block != 0) {
+        rows = {block_keys.begin, std::min(block_keys.begin + any.block, seq.q_tokens)};
+      }
+      if (p_.causal) rows.begin = std::max(rows.begin, piece.begin);
+      for (std::int64_t h = first.h; h < first.h + dims_.group; ++h) {
+        diag_keys_of_head(keys, QueryHead(call_, keys, h), rows, n, tiles, dk, dv);
+      }
+      for (std::int64_t i = 0; i < n; ++i) scale_row(dk + i * dims_.dp, dims_.dp, kLn2);
+    });
+  }
+
+  // Bidirectional: dq of a segment of rows, and the segment's part of dC and t.
+  void rows(const KeyHead& keys, std::int64_t h, Range segment, const GradientState* state,
+            const QuerySums& sums, const RowSums* row_sums, const BackwardTiles& tiles) const {
+    const QueryHead head(call_, keys, h);
+    const Sequence& seq = *keys.sequence;
+    const Rows dq = rows_of(call_.grads.dq, seq.batch, h, seq.q_begin);
+    load_channels(head, tiles);
+    const Grid chunks(segment, seq.key_first, dims_.chunk);
+    for (std::int64_t i = 0; i < chunks.count(); ++i) {
+      if (state != nullptr) lln_rows(head, chunks[i], *state, sums, *row_sums, tiles);
+      if (p_.kind != Kind::lln) diag_rows(keys, head, chunks[i], row_sums, tiles);
+      finish_rows(head, chunks[i], dq, row_sums, tiles);
+    }
+  }
+
+  // Bidirectional: dk and dv of a segment of keys.
+  void keys(const KeyHead& keys, Range segment, const GradientState* state, double* beta_sum,
+            const BackwardTiles& tiles) const {
+    const Grid chunks(segment, keys.sequence->key_first, dims_.chunk);
+    for (std::int64_t i = 0; i < chunks.count(); ++i) {
+      std::int64_t n = 0;
+      if (state != nullptr) {
+        n = lln_keys(keys, chunks[i], *state, beta_sum, tiles);
+      } else {
+        for (std::int64_t j = chunks[i].begin; j < chunks[i].end; ++j) {
+          if (keys.sequence->valid(j)) tiles.token[n++] = j;
+        }
+      }
+      if (p_.kind != Kind::lln) diag_keys(keys, chunks[i], tiles);
+      finish_keys(keys, n, tiles);
+    }
+  }
+
+  // Stores dq, the sum of both parts, and the gradients of weights that belong to rows.
+  void finish_rows(const QueryHead& head, Range chunk, const Rows& dq, const RowSums* sums,
+                   const BackwardTiles& tiles) const {
+    for (std::int64_t i = 0; i < chunk.size(); ++i) {
+      float* const lln = tiles.lln_d + i * dims_.dp;
+      float* const diag = tiles.diag_d + i * dims_.dp;
+      if (p_.kind == Kind::lln_diag) add_scaled(lln, diag, dims_.dp, 1.0F, true);
+      store_row(dq, chunk.begin + i, p_.has_lln() ? lln : diag);
+    }
+    if (p_.kind != Kind::lln_diag) return;
+    const Sequence& seq = *head.sequence;
+    for (std::int64_t i = 0; i < chunk.size(); ++i) {
+      const float lln = tiles.row_dots[i];
+      const float diag = tiles.row_dots[kMaxChunk + i];
+      sums->lln() += static_cast<double>(lln);
+      sums->diag() += static_cast<double>(diag);
+      const std::int64_t token = seq.q_begin + chunk.begin + i;
+      write_token_weights(seq.batch, head.h, token, lln, diag);
+    }
+  }
+
+  // Stores dk and dv, the sums of both parts, at the tokens of the tile.
+  void finish_keys(const KeyHead& keys, std::int64_t n, const BackwardTiles& tiles) const {
+    const Sequence& seq = *keys.sequence;
+    const Rows dk = rows_of(call_.grads.dk, seq.batch, keys.head_k, seq.k_begin);
+    const Rows dv = rows_of(call_.grads.dv, seq.batch, keys.head_k, seq.k_begin);
+    for (std::int64_t i = 0; i < n; ++i) {
+      float* const k_lln = tiles.lln_d + i * dims_.dp;
+      float* const v_lln = tiles.lln_dv + i * dims_.dvp;
+      float* const k_diag = tiles.diag_d + i * dims_.dp;
+      float* const v_diag = tiles.diag_dv + i * dims_.dvp;
+      if (p_.kind == Kind::lln_diag) {
+        add_scaled(k_lln, k_diag, dims_.dp, 1.0F, true);
+        add_scaled(v_lln, v_diag, dims_.dvp, 1.0F, true);
+      }
+      store_row(dk, tiles.token[i], p_.has_lln() ? k_lln : k_diag);
+      store_row(dv, tiles.token[i], p_.has_lln() ? v_lln : v_diag);
+    }
+  }
+
+  // The gradients of per-token weights for a row without keys.
+  void zero_token_weights(const Sequence& seq, std::int64_t h, std::int64_t row) const {
+    write_token_weights(seq.batch, h, seq.q_begin + row, 0, 0);
+  }
+
+ private:
+  std::int64_t statistics_index(const QueryHead& head, std::int64_t row) const {
+    const Sequence& seq = *head.sequence;
+    return (seq.batch * p_.heads + head.h) * p_.tokens + seq.q_begin + row;
+  }
+
+  void write_token_weights(std::int64_t batch, std::int64_t head, std::int64_t token, float lln,
+                           float diag) const {
+    if (lln_weight_.per_token()) {
+      write_token(call_.grads.dmix, batch, head, token, lln - diag);
+      write_token(call_.grads.dlln_weight, batch, head, token, lln);
+    }
+    if (diag_weight_.per_token()) {
+      write_token(call_.grads.ddiag_weight, batch, head, token, diag);
+    }
+  }
+
+  static void write_token(const View& out, std::int64_t batch, std::int64_t head,
+                          std::int64_t token, float value) {
+    if (!out.given()) return;
+    static_cast<float*>(
+        out.data)[batch * out.stride[0] + head * out.stride[1] + token * out.stride[2]] = value;
+  }
+
+  void diag_keys_of_head(const KeyHead& keys, const QueryHead& head, Range rows, std::int64_t n,
+                         const BackwardTiles& tiles, float* dk, float* dv) const {
+    const ScoreTiles& t = tiles.scores[0];
+    const ScoreHead scores = head.scores(call_, keys, dims_, t);
+    if (diag_weight_.per_channel()) {
+      head.channel_weights(diag_weight_, dims_, tiles.diag_channel);
+    }
+    for (std::int64_t r = rows.begin; r < rows.end; r += dims_.chunk) {
+      const Range tile{r, std::min(rows.end, r + dims_.chunk)};
+      load_g(head, tile, &diag_weight_, tiles.diag_channel, t.g);
+      if (row_lse != nullptr) {
+        for (std::int64_t i = 0; i < tile.size(); ++i) {
+          t.row_max[i] = row_lse[statistics_index(head, r + i)];
+          t.row_delta[i] = row_delta[statistics_index(head, r + i)];
+        }
+      }
+      softmax_backward_keys(
+          scores, tile, n, /*whole_rows=*/row_lse == nullptr,
+          [&](std::int64_t row) { return head.row_weight(diag_weight_, row); }, dk, dv);
+    }
+  }
+
+  void lln_rows(const QueryHead& head, Range chunk, const GradientState& s, const QuerySums& sums,
+                const RowSums& row_sums, const BackwardTiles& tiles) const {
+    const std::int64_t count = chunk.size();
+    float* const slope = has_slope() ? tiles.slope : nullptr;
+    head.load(dims_, chunk, tiles.exponents, slope);
+    load_g(head, chunk, &lln_weight_, tiles.lln_channel, tiles.g);
+    float* const w = tiles.exponents;
+    for (std::int64_t i = 0; i < count; ++i) {
+      float* const row = w + i * dims_.dp;
+      scale_row(row, dims_.dp,
+                inverse_or_zero(channel_weights(row, s.state.c, dims_.dp, row).sum));
+    }
+    if (wants_lln_channels()) {
+      gemm(count, dims_.dvp, dims_.d, by_rows(w, dims_.dp), s.state.values, dims_.dvp, tiles.lln_dv,
+           dims_.dvp, false);
+      load_g(head, chunk, nullptr, nullptr, tiles.values);
+      add_products(tiles.values, tiles.lln_dv, count, dims_, row_sums.lln_channel);
+    }
+    gemm(count, dims_.dp, dims_.dv, by_rows(tiles.g, dims_.dvp), s.transposed, dims_.dp,
+         tiles.dweights, dims_.dp, false);
+    if (request_.alpha) load_raw(head.q, chunk, tiles.raw);
+    for (std::int64_t i = 0; i < count; ++i) {
+      float* const row = w + i * dims_.dp;
+      const float* const dw = tiles.dweights + i * dims_.dp;
+      float* const dq = tiles.lln_d + i * dims_.dp;
+      const float delta = dot(row, dw, dims_.dp);
+      const float weight = head.row_weight(lln_weight_, chunk.begin + i);
+      const float alpha_sum = exponent_gradient(
+          row, dw, hn::Set(kTag, delta), nullptr,
+          slope == nullptr ? nullptr : slope + i * dims_.dp,
+          request_.alpha ? tiles.raw + i * dims_.dp : nullptr, weight, dims_.dp, dq);
+      row_sums.alpha() += static_cast<double>(alpha_sum);
+      scale_row(dq, dims_.dp, head.alpha);
+      tiles.row_dots[i] = delta;
+      if (weight != 1.0F) scale_row(row, dims_.dp, weight);
+      add_scaled(sums.t, row, dims_.dp, delta, true);
+    }
+    gemm(dims_.d, dims_.dvp, count, by_columns(w, dims_.dp), tiles.g, dims_.dvp, sums.dvalues,
+         dims_.dvp, true);
+  }
+
+  std::int64_t lln_keys(const KeyHead& keys, Range chunk, const GradientState& s, double* beta_sum,
+                        const BackwardTiles& tiles) const {
+    float* const slope = has_slope() ? tiles.slope : nullptr;
+    const std::int64_t n =
+        keys.load(dims_, chunk, tiles.token, tiles.exponents, tiles.values, slope);
+    float* const kn = tiles.exponents;
+    for (std::int64_t l = 0; l < dims_.dp; l += kLanes) {
+      // Padding channels have c = -inf and exponents 0; any finite weight will do for them.
+      const auto real = hn::FirstN(kTag, static_cast<std::size_t>(std::clamp<std::int64_t>(
+                                             dims_.d - l, 0, kLanes)));
+      const Vec c = hn::IfThenElseZero(real, hn::Load(kTag, s.state.c + l));
+      for (std::int64_t i = 0; i < n; ++i) {
+        float* const x = kn + i * dims_.dp + l;
+        hn::Store(exp2(hn::Sub(hn::Load(kTag, x), c)), kTag, x);
+      }
+    }
+    gemm(n, dims_.dvp, dims_.d, by_rows(kn, dims_.dp), s.sums.dvalues, dims_.dvp, tiles.lln_dv,
+         dims_.dvp, false);
+    gemm(n, dims_.dp, dims_.dv, by_rows(tiles.values, dims_.dvp), s.dtransposed, dims_.dp,
+         tiles.dweights, dims_.dp, false);
+    if (request_.beta) {
+      load_tile(keys.k, n, [&](std::int64_t i) { return tiles.token[i]; }, 1.0F, tiles.raw,
+                dims_.dp);
+    }
+    for (std::int64_t i = 0; i < n; ++i) {
+      float* const dk = tiles.lln_d + i * dims_.dp;
+      const float sum = exponent_gradient(
+          kn + i * dims_.dp, tiles.dweights + i * dims_.dp, hn::Zero(kTag), s.sums.t,
+          slope == nullptr ? nullptr : slope + i * dims_.dp,
+          request_.beta ? tiles.raw + i * dims_.dp : nullptr, 1.0F, dims_.dp, dk);
+      *beta_sum += static_cast<double>(sum);
+      scale_row(dk, dims_.dp, keys.beta);
+    }
+    return n;
+  }
+
+  void load_raw(const ConstRows& rows, Range range, float* out) const {
+    load_tile(rows, range.size(), [&](std::int64_t i) { return range.begin + i; }, 1.0F, out,
+              dims_.dp);
+  }
+
+  const Call& call_;
+  const Problem& p_;
+  const Dims& dims_;
+  ParameterRequest request_;
+  PartWeight lln_weight_, diag_weight_;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace lln::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif

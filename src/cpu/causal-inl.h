@@ -1,0 +1,251 @@
+// The exact masked block inside a causal chunk. With r a reference exponent per channel,
+//   2^(a_i + u_j) = sum_l 2^(a_il + r_l) 2^(u_jl - r_l)
+// is a plain matrix product as long as the keys of the chunk spread by less than kMaxSpread in every
+// channel; a chunk that spreads more is halved, down to single rows, which are always exact. The
+// part of the keys before the chunk is read from their state, and both parts are joined by their log
+// masses (docs/theory.md).
+// SPDX-License-Identifier: Apache-2.0
+#if defined(LLN_CPU_CAUSAL_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef LLN_CPU_CAUSAL_INL_H_
+#undef LLN_CPU_CAUSAL_INL_H_
+#else
+#define LLN_CPU_CAUSAL_INL_H_
+#endif
+
+#include "cpu/head-inl.h"
+#include "cpu/layout.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lln::cpu {
+namespace HWY_NAMESPACE {
+
+// 60 in natural units: E lies in [2^-43, 2^43], and with row factors of at most 1 no product or sum of
+// products leaves the range of f32.
+constexpr float kMaxSpread = 86.5F;
+// Rows of the masked products that are computed together: above the diagonal nothing is, in steps of
+// this.
+constexpr std::int64_t kTriangleStep = 32;
+
+// Exponents and values of all tokens of a chunk; those that are not valid have u = -inf and v = 0.
+HWY_INLINE void load_chunk_keys(const Dims& dims, const KeyHead& head, Range chunk, float* slope,
+                                const CausalTiles& t) {
+  const std::int64_t count = chunk.size();
+  const auto token = [&](std::int64_t i) { return chunk.begin + i; };
+  load_tile(head.k, count, token, 1.0F, t.keys, dims.dp);
+  to_exponents(head.feature, head.power, head.beta, count, t.keys, dims.dp, slope);
+  load_tile(head.v, count, token, 1.0F, t.values, dims.dvp);
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (head.sequence->valid(chunk.begin + i)) continue;
+    std::fill(t.keys + i * dims.dp, t.keys + (i + 1) * dims.dp, kNegInf);
+    std::fill(t.values + i * dims.dvp, t.values + (i + 1) * dims.dvp, 0.0F);
+    if (slope != nullptr) std::fill(slope + i * dims.dp, slope + (i + 1) * dims.dp, 0.0F);
+  }
+}
+
+struct Leaf {
+  Range rows;      // counted from the chunk's first token
+  bool has_keys;   // at least one of them is valid
+};
+
+// Middle and spread of the valid keys of some rows of the chunk; false where they spread too far.
+// NaN is passed over: it reaches only the rows that see its key.
+HWY_INLINE bool measure_spread(const Dims& dims, Range rows, const CausalTiles& t, bool& has_keys) {
+  bool fits = true;
+  has_keys = false;
+  for (std::int64_t l = 0; l < dims.dp; l += kLanes) {
+    const auto real = hn::FirstN(
+        kTag, static_cast<std::size_t>(std::clamp<std::int64_t>(dims.d - l, 0, kLanes)));
+    Vec high = hn::Set(kTag, kNegInf);
+    Vec low = hn::Neg(high);
+    for (std::int64_t i = rows.begin; i < rows.end; ++i) {
+      const Vec u = hn::Load(kTag, t.keys + i * dims.dp + l);
+      const auto counts = hn::Gt(u, hn::Set(kTag, kNegInf));  // neither -inf nor NaN
+      high = hn::IfThenElse(counts, hn::Max(high, u), high);
+      low = hn::IfThenElse(counts, hn::Min(low, u), low);
+    }
+    const auto any = hn::And(real, hn::Ge(high, low));
+    const Vec spread = hn::IfThenElseZero(any, hn::Sub(high, low));
+    if (!hn::AllTrue(kTag, hn::Le(spread, hn::Set(kTag, kMaxSpread)))) fits = false;
+    if (!hn::AllFalse(kTag, any)) has_keys = true;
+    // Half of each first: the sum of two exponents at the limit would overflow.
+    const Vec half = hn::Set(kTag, 0.5F);
+    const Vec middle = hn::IfThenElseZero(any, hn::MulAdd(high, half, hn::Mul(low, half)));
+    hn::Store(middle, kTag, t.reference + l);
+    hn::Store(hn::IfThenElse(real, middle, hn::Set(kTag, kNegInf)), kTag, t.row_reference + l);
+  }
+  return fits;
+}
+
+// Calls body(leaf, state of all keys before it) for the leaves of some rows, from first to last or
+// from last to first.
+template <bool kReverse, class Body>
+void for_each_leaf(const Dims& dims, Range rows, const State& before, const CausalTiles& t,
+                   int halvings, Body&& body) {
+  bool has_keys = false;
+  const bool fits = measure_spread(dims, rows, t, has_keys);
+  if (fits || rows.size() == 1) return body(Leaf{rows, has_keys}, before);
+  const std::int64_t middle = rows.begin + rows.size() / 2;
+  const Range first{rows.begin, middle};
+  const State& between = t.halves[static_cast<std::size_t>(halvings)];
+  if (!kReverse) for_each_leaf<kReverse>(dims, first, before, t, halvings + 1, body);
+  std::copy(t.keys + first.begin * dims.dp, t.keys + first.end * dims.dp, t.spare);
+  reset(t.half_sums, dims);
+  add_keys(dims, t.spare, t.values + first.begin * dims.dvp, first.size(), t.half_sums);
+  join(dims, &before, t.half_sums, between);
+  for_each_leaf<kReverse>(dims, {middle, rows.end}, between, t, halvings + 1, body);
+  if (kReverse) for_each_leaf<kReverse>(dims, first, before, t, halvings + 1, body);
+}
+
+// E and its transpose for the keys of a leaf; rows of keys that are not valid are 0.
+HWY_INLINE void make_relative(const Dims& dims, const Leaf& leaf, const CausalTiles& t) {
+  const std::int64_t count = leaf.rows.size();
+  const float* const u = t.keys + leaf.rows.begin * dims.dp;
+  for (std::int64_t i = 0; i < count; ++i) {
+    for (std::int64_t l = 0; l < dims.dp; l += kLanes) {
+      const Vec x = hn::Load(kTag, u + i * dims.dp + l);
+      hn::Store(exp2(hn::Sub(x, hn::Load(kTag, t.reference + l))), kTag,
+                t.relative + i * dims.dp + l);
+    }
+  }
+  transpose(t.relative, dims.dp, count, dims.dp, t.relative_transposed, padded(count));
+}
+
+// out[leaf, width] = lower b for a lower triangular [leaf, leaf] and b[leaf, width].
+HWY_INLINE void multiply_lower(std::int64_t count, std::int64_t width, const float* lower,
+                               const float* b, float* out) {
+  const std::int64_t ld = padded(count);
+  for (std::int64_t begin = 0; begin < count; begin += kTriangleStep) {
+    const std::int64_t end = std::min(count, begin + kTriangleStep);
+    gemm(end - begin, width, end, by_rows(lower + begin * ld, ld), b, width, out + begin * width,
+         width, false);
+  }
+}
+
+// out = tril(a b^T) for a[leaf, depth] and b transposed; what lies above the diagonal is 0.
+HWY_INLINE void lower_product(std::int64_t count, std::int64_t depth, const float* a,
+                              std::int64_t lda, const float* b_transposed, float* out) {
+  const std::int64_t ld = padded(count);
+  for (std::int64_t begin = 0; begin < count; begin += kTriangleStep) {
+    const std::int64_t end = std::min(count, begin + kTriangleStep);
+    gemm(end - begin, padded(end), depth, by_rows(a + begin * lda, lda), b_transposed, ld,
+         out + begin * ld, ld, false);
+  }
+  for (std::int64_t i = 0; i < count; ++i) std::fill(out + i * ld + i + 1, out + (i + 1) * ld, 0.0F);
+}
+
+// products = tril(Y E^T) and its row sums.
+HWY_INLINE void make_products(const Dims& dims, std::int64_t count, const CausalTiles& t) {
+  const std::int64_t ld = padded(count);
+  lower_product(count, dims.d, t.chunk_weights, dims.dp, t.relative_transposed, t.products);
+  for (std::int64_t i = 0; i < count; ++i) {
+    Vec sum = hn::Zero(kTag);
+    for (std::int64_t j = 0; j <= i; j += kLanes) {
+      sum = hn::Add(sum, hn::Load(kTag, t.products + i * ld + j));
+    }
+    t.chunk_sum[i] = reduce_sum(sum);
+  }
+}
+
+// Joins the masses of both parts: the factors that make prefix_weights and products probabilities.
+HWY_INLINE void join_masses(std::int64_t count, const CausalTiles& t) {
+  const Vec none = hn::Set(kTag, kNegInf);
+  const Vec zero = hn::Zero(kTag);
+  const Vec one = hn::Set(kTag, 1.0F);
+  for (std::int64_t i = 0; i < count; i += kLanes) {
+    const auto log_mass = [&](const float* high, const float* sum) HWY_ATTR {
+      const Vec s = hn::Load(kTag, sum + i);
+      const Vec mass = hn::Add(hn::Load(kTag, high + i), hn::Log2(kTag, s));
+      return hn::IfThenElse(hn::Gt(s, zero), mass, none);
+    };
+    const Vec a = log_mass(t.prefix_high, t.prefix_sum);
+    const Vec b = log_mass(t.chunk_high, t.chunk_sum);
+    const Vec high = hn::Max(a, b);
+    const Vec more = hn::Log2(kTag, hn::Add(one, exp2(hn::Sub(hn::Min(a, b), high))));
+    const Vec z = hn::IfThenElse(hn::Eq(high, none), zero, hn::Add(high, more));
+    const auto factor = [&](const float* part_high, const Vec mass) HWY_ATTR {
+      return hn::IfThenZeroElse(hn::Eq(mass, none),
+                                exp2(hn::Sub(hn::Load(kTag, part_high + i), z)));
+    };
+    hn::Store(factor(t.prefix_high, a), kTag, t.prefix_factor + i);
+    hn::Store(factor(t.chunk_high, b), kTag, t.chunk_factor + i);
+  }
+}
+
+// All weights of the rows of a leaf, for one query head: prefix_weights and products with their
+// factors. Expects make_relative() to have run.
+HWY_INLINE void make_weights(const Dims& dims, const QueryHead& head, std::int64_t first_row,
+                             const Leaf& leaf, const State& before, float* slope,
+                             const CausalTiles& t) {
+  const std::int64_t count = leaf.rows.size();
+  const Range rows{first_row, first_row + count};
+  head.load(dims, rows, t.rows, slope);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const ChannelSum prefix =
+        channel_weights(t.rows + i * dims.dp, before.c, dims.dp, t.prefix_weights + i * dims.dp);
+    t.prefix_high[i] = prefix.high;
+    t.prefix_sum[i] = prefix.sum;
+    t.chunk_high[i] = 0;
+    t.chunk_sum[i] = 0;
+  }
+  if (leaf.has_keys) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      t.chunk_high[i] = channel_weights(t.rows + i * dims.dp, t.row_reference, dims.dp,
+                                        t.chunk_weights + i * dims.dp)
+                            .high;
+    }
+    make_products(dims, count, t);
+  }
+  for (std::int64_t i = count; i < padded(count); ++i) {
+    t.prefix_high[i] = t.prefix_sum[i] = t.chunk_high[i] = t.chunk_sum[i] = 0;
+  }
+  join_masses(count, t);
+}
+
+// Calls body(i, chunk) for the chunks of a segment with t.keys, t.values loaded, t.start the state
+// of all keys before the chunk; `prefix` is the state before the segment. Afterwards t.sums holds the
+// keys of the segment.
+template <class Body>
+void walk_segment(const Dims& dims, const KeyHead& head, Range segment, const State& prefix,
+                  const CausalTiles& t, Body&& body) {
+  reset(t.sums, dims);
+  const Grid chunks(segment, segment.begin, dims.chunk);
+  for (std::int64_t i = 0; i < chunks.count(); ++i) {
+    load_chunk_keys(dims, head, chunks[i], nullptr, t);
+    join(dims, &prefix, t.sums, t.start);
+    body(i, chunks[i]);
+    std::copy(t.keys, t.keys + chunks[i].size() * dims.dp, t.spare);
+    add_keys(dims, t.spare, t.values, chunks[i].size(), t.sums);
+  }
+}
+
+// The sums over a segment alone, in the same steps as walk_segment(), so that cutting a sequence
+// among workers changes no bit.
+HWY_INLINE void sum_segment(const Dims& dims, const KeyHead& head, Range segment,
+                            const CausalTiles& t, const KeySums& sums) {
+  reset(sums, dims);
+  const Grid chunks(segment, segment.begin, dims.chunk);
+  for (std::int64_t i = 0; i < chunks.count(); ++i) {
+    load_chunk_keys(dims, head, chunks[i], nullptr, t);
+    add_keys(dims, t.keys, t.values, chunks[i].size(), sums);
+  }
+}
+
+HWY_INLINE void clear(const State& state, const Dims& dims) {
+  std::fill(state.c, state.c + dims.dp, kNegInf);
+  std::fill(state.values, state.values + dims.state(), 0.0F);
+}
+
+// states[i] = the state before segment i, `last` the one after the last segment.
+HWY_INLINE void scan_segments(const Dims& dims, const KeySums* sums, const State* states,
+                              std::int64_t count, const State& last) {
+  clear(count > 0 ? states[0] : last, dims);
+  for (std::int64_t i = 0; i < count; ++i) {
+    join(dims, &states[i], sums[i], i + 1 < count ? states[i + 1] : last);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace lln::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,229 @@
+// Backward pass of causal LLN, with or without the block-diagonal part. Segments are walked from the
+// last to the first, and so are the chunks inside them: each reads the state before it, gives dq of
+// its rows, dk and dv of its keys, and adds its rows to what later rows send to earlier keys.
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/highway.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/causal_backward.cc"
+#include <hwy/foreach_target.h>
+// foreach_target first
+#include "cpu/causal_leaf_backward-inl.h"
+#include "cpu/targets.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lln::cpu {
+namespace HWY_NAMESPACE {
+namespace {
+
+class CausalBackward {
+ public:
+  explicit CausalBackward(const Call& call)
+      : call_(call), p_(call.problem), dims_(p_), arena_(call.workspace),
+        layout_(arena_, p_, dims_, worker_count(call.parallel)), parts_(call, dims_) {
+    parts_.row_lse = layout_.row_lse;
+    parts_.row_delta = layout_.row_delta;
+  }
+
+  void run() {
+    constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
+    layout_.totals.reset();
+    const std::int64_t pairs = static_cast<std::int64_t>(call_.sequences.size()) * p_.heads_k;
+    std::int64_t next = 0;
+    const Wave all = take_wave(next, pairs, kUnlimited, kUnlimited, kUnlimited,
+                               [&](std::int64_t pair) { return causal_work(call_, dims_, pair); });
+    if (cuts_sequences(p_, worker_count(call_.parallel))) {
+      run_segments(all);
+    } else {
+      run_heads(all);
+    }
+    collect_parameters(all);
+    layout_.totals.write(call_);
+  }
+
+ private:
+  KeyHead key_head(const HeadWork& work) const { return {call_, work.sequence, work.head_k}; }
+
+  // One worker walks a head.
+  void run_heads(const Wave& all) {
+    const std::int64_t longest = ceil_div(p_.tokens, kCausalSegmentTokens);
+    parallel_for(
+        call_.parallel, static_cast<std::int64_t>(all.heads.size()),
+        [&](std::int64_t h, int worker) {
+          const HeadWork& work = all.heads[static_cast<std::size_t>(h)];
+          const KeyHead head = key_head(work);
+          const CausalTiles& t = layout_.causal[static_cast<std::size_t>(worker)];
+          const QuerySums& beyond = layout_.gradient[static_cast<std::size_t>(worker)].beyond;
+          State* const states = layout_.states.data() + worker * longest;
+          const std::int64_t count = work.rows.count();
+          zero_unused(head, worker);
+          if (count > 0) clear(states[0], dims_);
+          for (std::int64_t i = 0; i + 1 < count; ++i) {
+            sum_segment(dims_, head, work.rows[i], t, t.sums);
+            join(dims_, &states[i], t.sums, states[i + 1]);
+          }
+          for (std::int64_t i = count - 1; i >= 0; --i) {
+            const bool last = i + 1 == count;
+            walk_back(work, i, {states[i], last ? nullptr : states[i + 1].c,
+                                last ? nullptr : &beyond},
+                      LeafOutputs::all, worker);
+            add_beyond(states[i].c, last ? nullptr : states[i + 1].c,
+                       layout_.gradient[static_cast<std::size_t>(worker)].later, beyond);
+          }
+        });
+  }
+
+  // Every segment by itself: sums over keys, then rows, then keys, with a scan after each of the
+  // first two.
+  void run_segments(const Wave& all) {
+    const auto tasks = segment_tasks(all, [](const HeadWork& w) { return w.rows.count(); });
+    const auto for_tasks = [&](auto&& body) {
+      parallel_for(call_.parallel, static_cast<std::int64_t>(tasks.size()),
+                   [&](std::int64_t t, int worker) {
+                     const SegmentTask& task = tasks[static_cast<std::size_t>(t)];
+                     body(all.heads[static_cast<std::size_t>(task.head)], task.segment, worker);
+                   });
+    };
+    const auto for_heads = [&](auto&& body) {
+      parallel_for(call_.parallel, static_cast<std::int64_t>(all.heads.size()),
+                   [&](std::int64_t h, int worker) {
+                     body(all.heads[static_cast<std::size_t>(h)], worker);
+                   });
+    };
+    for_tasks([&](const HeadWork& work, std::int64_t i, int worker) {
+      if (i + 1 == work.rows.count()) return;
+      sum_segment(dims_, key_head(work), work.rows[i],
+                  layout_.causal[static_cast<std::size_t>(worker)],
+                  layout_.key_sums[work.first_row_slot + i]);
+    });
+    for_heads([&](const HeadWork& work, int worker) {
+      zero_unused(key_head(work), worker);
+      State* const states = layout_.states.data() + work.first_row_slot;
+      if (work.rows.count() > 0) clear(states[0], dims_);
+      for (std::int64_t i = 0; i + 1 < work.rows.count(); ++i) {
+        join(dims_, &states[i], layout_.key_sums[work.first_row_slot + i], states[i + 1]);
+      }
+    });
+    for_tasks([&](const HeadWork& work, std::int64_t i, int worker) {
+      walk_back(work, i, boundary(work, i, /*with_beyond=*/false), LeafOutputs::rows, worker);
+      const QuerySums& own = layout_.query_sums[work.first_row_slot + i];
+      const QuerySums& later = layout_.gradient[static_cast<std::size_t>(worker)].later;
+      std::copy(later.t, later.t + dims_.dp, own.t);
+      std::copy(later.dvalues, later.dvalues + dims_.state(), own.dvalues);
+    });
+    for_heads([&](const HeadWork& work, int worker) { scan_back(work, worker); });
+    for_tasks([&](const HeadWork& work, std::int64_t i, int worker) {
+      walk_back(work, i, boundary(work, i, /*with_beyond=*/true), LeafOutputs::keys, worker);
+    });
+  }
+
+  SegmentBoundary boundary(const HeadWork& work, std::int64_t i, bool with_beyond) const {
+    const std::int64_t slot = work.first_row_slot + i;
+    const bool last = i + 1 == work.rows.count();
+    return {layout_.states[slot], last ? nullptr : layout_.states[slot + 1].c,
+            last || !with_beyond ? nullptr : &layout_.query_sums[slot]};
+  }
+
+  // query_sums[i] of the rows of segment i become those of all rows beyond it.
+  void scan_back(const HeadWork& work, int worker) {
+    const QuerySums& carry = layout_.gradient[static_cast<std::size_t>(worker)].beyond;
+    const QuerySums& spare = layout_.gradient[static_cast<std::size_t>(worker)].later;
+    const std::int64_t count = work.rows.count();
+    for (std::int64_t i = count - 1; i >= 0; --i) {
+      const std::int64_t slot = work.first_row_slot + i;
+      const QuerySums& own = layout_.query_sums[slot];
+      const bool last = i + 1 == count;
+      std::copy(own.t, own.t + dims_.dp, spare.t);
+      std::copy(own.dvalues, own.dvalues + dims_.state(), spare.dvalues);
+      if (!last) {
+        std::copy(carry.t, carry.t + dims_.dp, own.t);
+        std::copy(carry.dvalues, carry.dvalues + dims_.state(), own.dvalues);
+      }
+      add_beyond(layout_.states[slot].c, last ? nullptr : layout_.states[slot + 1].c, spare, carry);
+    }
+  }
+
+  // beyond = later + 2^(c_begin - c_end) beyond; without c_end there was nothing beyond.
+  void add_beyond(const float* c_begin, const float* c_end, const QuerySums& later,
+                  const QuerySums& beyond) const {
+    for (std::int64_t l = 0; l < dims_.dp; ++l) {
+      const float keep = c_end == nullptr ? 0.0F : exp2_difference(c_begin[l], c_end[l]);
+      float* const row = beyond.dvalues + l * dims_.dvp;
+      if (keep == 0.0F) {
+        beyond.t[l] = later.t[l];
+        std::copy(later.dvalues + l * dims_.dvp, later.dvalues + (l + 1) * dims_.dvp, row);
+        continue;
+      }
+      beyond.t[l] = later.t[l] + keep * beyond.t[l];
+      scale_row(row, dims_.dvp, keep);
+      add_scaled(row, later.dvalues + l * dims_.dvp, dims_.dvp, 1.0F, true);
+    }
+  }
+
+  void zero_unused(const KeyHead& keys, int worker) const {
+    const Sequence& seq = *keys.sequence;
+    float* const zeros = layout_.tiles[static_cast<std::size_t>(worker)].lln_d;
+    zero_unused_keys(call_, dims_, keys, zeros);
+    for (std::int64_t g = 0; g < dims_.group; ++g) {
+      const std::int64_t h = keys.head_k * dims_.group + g;
+      const Rows dq = rows_of(call_.grads.dq, seq.batch, h, seq.q_begin);
+      for (std::int64_t i = 0; i < seq.key_first; ++i) {
+        store_row(dq, i, zeros);
+        parts_.zero_token_weights(seq, h, i);
+      }
+    }
+  }
+
+  void walk_back(const HeadWork& work, std::int64_t i, const SegmentBoundary& boundary,
+                 LeafOutputs outputs, int worker) const {
+    const std::int64_t slot = work.first_row_slot + i;
+    const auto w = static_cast<std::size_t>(worker);
+    const CausalLeafBackward leaf(call_, dims_, parts_, key_head(work), outputs, layout_.tiles[w],
+                                  layout_.causal[w], layout_.gradient[w],
+                                  &layout_.row_sums[static_cast<std::size_t>(slot * dims_.group)],
+                                  layout_.beta_sums[static_cast<std::size_t>(slot)]);
+    leaf.walk_back(work.rows[i], boundary);
+  }
+
+  void collect_parameters(const Wave& all) {
+    for (const HeadWork& work : all.heads) {
+      for (std::int64_t i = 0; i < work.rows.count(); ++i) {
+        const std::int64_t slot = work.first_row_slot + i;
+        for (std::int64_t g = 0; g < dims_.group; ++g) {
+          layout_.totals.add_rows(work.sequence, work.head_k * dims_.group + g,
+                                  layout_.row_sums[slot * dims_.group + g]);
+        }
+        layout_.totals.add_beta(work.sequence, work.head_k, *layout_.beta_sums[slot]);
+      }
+    }
+  }
+
+  const Call& call_;
+  const Problem& p_;
+  const Dims dims_;
+  Arena arena_;
+  CausalBackwardLayout layout_;
+  BackwardParts parts_;
+};
+
+}  // namespace
+
+void causal_backward(const Call& call) { CausalBackward(call).run(); }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace lln::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace lln::cpu {
+
+LLN_CPU_EXPORT(causal_backward)
+
+std::size_t causal_backward_workspace(const Problem& problem, int workers) {
+  Arena arena(nullptr);
+  const CausalBackwardLayout layout(arena, problem, Dims(problem), workers);
+  return arena.used();
+}
+
+}  // namespace lln::cpu
+#endif

@@ -1,0 +1,321 @@
+// The causal backward of one segment, leaf by leaf from the last to the first. In the letters of
+// docs/theory.md, with (c0, C0) the state before the leaf, r its reference, Z the log mass of a row:
+//
+//   W0 = 2^(a + c0 - Z), Y = 2^(a + r - Z), E = 2^(u - r), P = tril(Y E^T), S = tril(g v^T - delta)
+//   da = W0 * (g C0^T - delta) + Y * (S E)
+//   du = E * (S^T Y) + 2^(u - c1) * (v G^T - T),    dv = P^T g + 2^(u - c1) G
+//   [G, T] <- 2^(c0 - c1) [G, T] + W0^T [g, delta]
+//
+// [G, T] gathers the rows after the leaf relative to c1, the state after it; every factor is <= 1.
+// SPDX-License-Identifier: Apache-2.0
+#if defined(LLN_CPU_CAUSAL_LEAF_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef LLN_CPU_CAUSAL_LEAF_BACKWARD_INL_H_
+#undef LLN_CPU_CAUSAL_LEAF_BACKWARD_INL_H_
+#else
+#define LLN_CPU_CAUSAL_LEAF_BACKWARD_INL_H_
+#endif
+
+#include "cpu/backward_parts-inl.h"
+#include "cpu/causal-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lln::cpu {
+namespace HWY_NAMESPACE {
+
+// What a walk writes. dq needs nothing from later segments, dk and dv do.
+enum class LeafOutputs { all, rows, keys };
+
+struct SegmentBoundary {
+  const State& before;      // keys before the segment
+  const float* c_end;       // c after the segment; null for the last segment
+  const QuerySums* beyond;  // [G, T] of the rows after the segment relative to c_end, or null
+};
+
+class CausalLeafBackward {
+ public:
+  CausalLeafBackward(const Call& call, const Dims& dims, const BackwardParts& parts,
+                     const KeyHead& keys, LeafOutputs outputs, const BackwardTiles& tiles,
+                     const CausalTiles& causal, const CausalGradientTiles& gradient,
+                     const RowSums* row_sums, double* beta_sum)
+      : call_(call), dims_(dims), parts_(parts), keys_(keys), rows_(outputs != LeafOutputs::keys),
+        columns_(outputs != LeafOutputs::rows), tiles_(tiles), t_(causal), grad_(gradient),
+        row_sums_(row_sums), beta_sum_(beta_sum) {}
+
+  // Leaves in gradient.later the [G, T] of the segment's rows relative to boundary.before.c.
+  void walk_back(Range segment, const SegmentBoundary& boundary) const {
+    if (rows_) {
+      for (std::int64_t g = 0; g < dims_.group; ++g) row_sums_[g].reset(dims_);
+    }
+    if (columns_) *beta_sum_ = 0;
+    walk_segment(dims_, keys_, segment, boundary.before, t_, [&](std::int64_t i, Range) {
+      const State& start = grad_.starts[static_cast<std::size_t>(i)];
+      std::copy(t_.start.c, t_.start.c + dims_.dp, start.c);
+      std::copy(t_.start.values, t_.start.values + dims_.state(), start.values);
+    });
+    std::fill(grad_.later.t, grad_.later.t + dims_.dp, 0.0F);
+    std::fill(grad_.later.dvalues, grad_.later.dvalues + dims_.state(), 0.0F);
+    if (boundary.c_end != nullptr) {
+      std::copy(boundary.c_end, boundary.c_end + dims_.dp, grad_.later_c);
+    }
+    bool has_later = boundary.c_end != nullptr;
+    const Grid chunks(segment, segment.begin, dims_.chunk);
+    for (std::int64_t i = chunks.count() - 1; i >= 0; --i) {
+      const Range chunk = chunks[i];
+      load_chunk_keys(dims_, keys_, chunk, parts_.has_slope() ? grad_.key_slope : nullptr, t_);
+      for_each_leaf<true>(dims_, {0, chunk.size()}, grad_.starts[static_cast<std::size_t>(i)], t_, 0,
+                          [&](const Leaf& leaf, const State& before) HWY_ATTR {
+        backward_leaf(leaf, chunk, before, boundary, has_later);
+        has_later = true;
+      });
+      if (columns_) finish_chunk_keys(chunk);
+    }
+  }
+
+ private:
+  void backward_leaf(const Leaf& leaf, Range chunk, const State& before,
+                     const SegmentBoundary& boundary, bool has_later) const {
+    const std::int64_t count = leaf.rows.size();
+    float* const dv = grad_.dv + leaf.rows.begin * dims_.dvp;
+    if (leaf.has_keys) {
+      make_relative(dims_, leaf, t_);
+      transpose(t_.values + leaf.rows.begin * dims_.dvp, dims_.dvp, count, dims_.dvp,
+                grad_.values_transposed, padded(count));
+    }
+    if (columns_) {
+      if (has_later && leaf.has_keys) {
+        from_later_rows(leaf, boundary);
+      } else {
+        std::fill(dv, dv + count * dims_.dvp, 0.0F);
+        float* const dk = grad_.dk + leaf.rows.begin * dims_.dp;
+        std::fill(dk, dk + count * dims_.dp, 0.0F);
+      }
+      std::fill(grad_.key_products, grad_.key_products + count * dims_.dp, 0.0F);
+    }
+    if (has_later) decay_later(before);
+    std::copy(before.c, before.c + dims_.dp, grad_.later_c);
+    transpose(before.values, dims_.dvp, dims_.dp, dims_.dvp, grad_.start_transposed, dims_.dp);
+    for (std::int64_t g = 0; g < dims_.group; ++g) {
+      backward_rows(QueryHead(call_, keys_, keys_.head_k * dims_.group + g), leaf, chunk, before,
+                    row_sums_[g]);
+    }
+    if (columns_ && leaf.has_keys) finish_leaf_keys(leaf, chunk);
+  }
+
+  // dv = 2^(u - c1) G, and dk the factor v G^T - T times 2^(u - c1): what all later rows send here.
+  void from_later_rows(const Leaf& leaf, const SegmentBoundary& boundary) const {
+    const QuerySums& all = grad_.all_later;
+    for (std::int64_t l = 0; l < dims_.dp; ++l) {
+      float* const row = all.dvalues + l * dims_.dvp;
+      add_scaled(row, grad_.later.dvalues + l * dims_.dvp, dims_.dvp, 1.0F, false);
+      all.t[l] = grad_.later.t[l];
+      if (boundary.beyond == nullptr) continue;
+      const float keep = exp2_difference(grad_.later_c[l], boundary.c_end[l]);
+      add_scaled(row, boundary.beyond->dvalues + l * dims_.dvp, dims_.dvp, keep, true);
+      all.t[l] += keep * boundary.beyond->t[l];
+    }
+    transpose(all.dvalues, dims_.dvp, dims_.dp, dims_.dvp, grad_.all_later_transposed, dims_.dp);
+    const std::int64_t count = leaf.rows.size();
+    const float* const u = t_.keys + leaf.rows.begin * dims_.dp;
+    for (std::int64_t l = 0; l < dims_.dp; l += kLanes) {
+      const Vec c = hn::Load(kTag, grad_.later_c + l);
+      const auto real = hn::Gt(c, hn::Set(kTag, kNegInf));  // padding and channels without a key
+      const auto nan = hn::Ne(c, c);
+      for (std::int64_t i = 0; i < count; ++i) {
+        const Vec x = exp2(hn::Sub(hn::Load(kTag, u + i * dims_.dp + l), c));
+        hn::Store(hn::IfThenElseZero(hn::Or(real, nan), x), kTag, grad_.decayed + i * dims_.dp + l);
+      }
+    }
+    float* const dk = grad_.dk + leaf.rows.begin * dims_.dp;
+    gemm(count, dims_.dvp, dims_.d, by_rows(grad_.decayed, dims_.dp), all.dvalues, dims_.dvp,
+         grad_.dv + leaf.rows.begin * dims_.dvp, dims_.dvp, false);
+    gemm(count, dims_.dp, dims_.dv,
+         by_rows(t_.values + leaf.rows.begin * dims_.dvp, dims_.dvp), grad_.all_later_transposed,
+         dims_.dp, dk, dims_.dp, false);
+    for (std::int64_t i = 0; i < count; ++i) {
+      exponent_gradient(grad_.decayed + i * dims_.dp, dk + i * dims_.dp, hn::Zero(kTag), all.t,
+                        nullptr, nullptr, 1.0F, dims_.dp, dk + i * dims_.dp);
+    }
+  }
+
+  // [G, T] relative to c0 instead of c1.
+  void decay_later(const State& before) const {
+    for (std::int64_t l = 0; l < dims_.dp; ++l) {
+      const float keep = exp2_difference(before.c[l], grad_.later_c[l]);
+      grad_.later.t[l] *= keep;
+      scale_row(grad_.later.dvalues + l * dims_.dvp, dims_.dvp, keep);
+    }
+  }
+
+  void backward_rows(const QueryHead& head, const Leaf& leaf, Range chunk, const State& before,
+                     const RowSums& row_sums) const {
+    const std::int64_t count = leaf.rows.size();
+    const std::int64_t ld = padded(count);
+    const Range rows{chunk.begin + leaf.rows.begin, chunk.begin + leaf.rows.end};
+    const float* const v = t_.values + leaf.rows.begin * dims_.dvp;
+    float* const slope = parts_.has_slope() ? tiles_.slope : nullptr;
+    parts_.load_channels(head, tiles_);
+    make_weights(dims_, head, rows.begin, leaf, before, slope, t_);
+    parts_.load_g(head, rows, &parts_.lln_weight(), tiles_.lln_channel, tiles_.g);
+    gemm(count, dims_.dp, dims_.dv, by_rows(tiles_.g, dims_.dvp), grad_.start_transposed, dims_.dp,
+         tiles_.dweights, dims_.dp, false);
+    if (leaf.has_keys) {
+      lower_product(count, dims_.dv, tiles_.g, dims_.dvp, grad_.values_transposed,
+                    grad_.dproducts);
+    }
+    for (std::int64_t i = 0; i < count; ++i) normalise_row(leaf, i, ld);
+    if (rows_ && parts_.wants_lln_channels()) {
+      channel_sums(head, leaf, rows, before, v, row_sums);
+    }
+    if (rows_) row_gradients(head, leaf, rows, slope, row_sums);
+    const bool weighted = call_.problem.kind == Kind::lln_diag;
+    for (std::int64_t i = 0; weighted && i < count; ++i) {
+      const float weight = head.row_weight(parts_.lln_weight(), rows.begin + i);
+      scale_row(t_.prefix_weights + i * dims_.dp, dims_.dp, weight);
+      if (!leaf.has_keys) continue;
+      scale_row(t_.chunk_weights + i * dims_.dp, dims_.dp, weight);
+      scale_row(t_.products + i * ld, ld, weight);
+    }
+    if (columns_ && leaf.has_keys) {
+      gemm(count, dims_.dp, count, by_columns(grad_.dproducts, ld), t_.chunk_weights, dims_.dp,
+           grad_.key_products, dims_.dp, true);
+      gemm(count, dims_.dvp, count, by_columns(t_.products, ld), tiles_.g, dims_.dvp,
+           grad_.dv + leaf.rows.begin * dims_.dvp, dims_.dvp, true);
+    }
+    for (std::int64_t i = 0; i < count; ++i) {
+      add_scaled(grad_.later.t, t_.prefix_weights + i * dims_.dp, dims_.dp, tiles_.row_dots[i], true);
+    }
+    gemm(dims_.d, dims_.dvp, count, by_columns(t_.prefix_weights, dims_.dp), tiles_.g, dims_.dvp,
+         grad_.later.dvalues, dims_.dvp, true);
+    if (rows_ && weighted) parts_.diag_rows(keys_, head, rows, &row_sums, tiles_);
+    if (rows_) {
+      const Sequence& seq = *keys_.sequence;
+      parts_.finish_rows(head, rows, rows_of(call_.grads.dq, seq.batch, head.h, seq.q_begin),
+                         &row_sums, tiles_);
+    }
+  }
+
+  // W0, Y and P of a row as probabilities, its delta in row_dots, and S from g v^T.
+  void normalise_row(const Leaf& leaf, std::int64_t i, std::int64_t ld) const {
+    float* const w0 = t_.prefix_weights + i * dims_.dp;
+    scale_row(w0, dims_.dp, t_.prefix_factor[i]);
+    float delta = dot(w0, tiles_.dweights + i * dims_.dp, dims_.dp);
+    if (leaf.has_keys) {
+      scale_row(t_.chunk_weights + i * dims_.dp, dims_.dp, t_.chunk_factor[i]);
+      scale_row(t_.products + i * ld, ld, t_.chunk_factor[i]);
+      float* const s = grad_.dproducts + i * ld;
+      delta += dot(t_.products + i * ld, s, ld);
+      for (std::int64_t j = 0; j <= i; ++j) s[j] -= delta;
+    }
+    tiles_.row_dots[i] = delta;
+  }
+
+  // Sums of g * LLN per channel: the rows themselves are needed here, g . LLN is not enough.
+  void channel_sums(const QueryHead& head, const Leaf& leaf, Range rows, const State& before,
+                    const float* v, const RowSums& row_sums) const {
+    const std::int64_t count = rows.size();
+    gemm(count, dims_.dvp, dims_.d, by_rows(t_.prefix_weights, dims_.dp), before.values, dims_.dvp,
+         tiles_.lln_dv, dims_.dvp, false);
+    if (leaf.has_keys) {
+      gemm(count, dims_.dvp, count, by_rows(t_.products, padded(count)), v, dims_.dvp,
+           tiles_.lln_dv, dims_.dvp, true);
+    }
+    parts_.load_g(head, rows, nullptr, nullptr, tiles_.values);
+    add_products(tiles_.values, tiles_.lln_dv, count, dims_, row_sums.lln_channel);
+  }
+
+  // dq of the LLN part in tiles.lln_d, and the sum for dalpha.
+  void row_gradients(const QueryHead& head, const Leaf& leaf, Range rows, const float* slope,
+                     const RowSums& row_sums) const {
+    const std::int64_t count = rows.size();
+    const bool alpha = parts_.request().alpha;
+    if (leaf.has_keys) {
+      multiply_lower(count, dims_.dp, grad_.dproducts, t_.relative, grad_.row_products);
+    }
+    if (alpha) {
+      load_tile(head.q, count, [&](std::int64_t i) { return rows.begin + i; }, 1.0F, tiles_.raw,
+                dims_.dp);
+    }
+    for (std::int64_t i = 0; i < count; ++i) {
+      float* const dq = tiles_.lln_d + i * dims_.dp;
+      const float weight = head.row_weight(parts_.lln_weight(), rows.begin + i);
+      const float delta = tiles_.row_dots[i];
+      exponent_gradient(t_.prefix_weights + i * dims_.dp, tiles_.dweights + i * dims_.dp,
+                        hn::Set(kTag, delta), nullptr, nullptr, nullptr, 1.0F, dims_.dp, dq);
+      if (leaf.has_keys) {
+        add_part(dq, grad_.row_products + i * dims_.dp, t_.chunk_weights + i * dims_.dp, 1.0F,
+                 dims_.dp, true);
+      }
+      row_sums.alpha() += static_cast<double>(finish_exponent(
+          dq, slope == nullptr ? nullptr : slope + i * dims_.dp,
+          alpha ? tiles_.raw + i * dims_.dp : nullptr, weight, head.alpha));
+    }
+  }
+
+  // dk of the LLN part of a leaf: what its own rows send joins what later rows sent.
+  void finish_leaf_keys(const Leaf& leaf, Range chunk) const {
+    const std::int64_t count = leaf.rows.size();
+    const bool beta = parts_.request().beta;
+    if (beta) {
+      load_tile(keys_.k, count, [&](std::int64_t i) { return chunk.begin + leaf.rows.begin + i; },
+                1.0F, tiles_.raw, dims_.dp);
+    }
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t row = leaf.rows.begin + i;
+      if (!keys_.sequence->valid(chunk.begin + row)) continue;
+      float* const dk = grad_.dk + row * dims_.dp;
+      add_part(dk, grad_.key_products + i * dims_.dp, t_.relative + i * dims_.dp, 1.0F, dims_.dp,
+               true);
+      *beta_sum_ += static_cast<double>(finish_exponent(
+          dk, parts_.has_slope() ? grad_.key_slope + row * dims_.dp : nullptr,
+          beta ? tiles_.raw + i * dims_.dp : nullptr, 1.0F, keys_.beta));
+    }
+  }
+
+  // Turns the gradient of an exponent into that of q or k; returns the sum of the gradient times raw
+  // over the real channels.
+  float finish_exponent(float* d, const float* slope, const float* raw, float weight,
+                        float scale) const {
+    float sum = 0;
+    for (std::int64_t l = 0; l < dims_.dp; l += kLanes) {
+      const auto real = hn::FirstN(
+          kTag, static_cast<std::size_t>(std::clamp<std::int64_t>(dims_.d - l, 0, kLanes)));
+      Vec x = hn::IfThenElseZero(real, hn::Mul(hn::Load(kTag, d + l), hn::Set(kTag, weight)));
+      if (slope != nullptr) x = hn::Mul(x, hn::Load(kTag, slope + l));
+      if (raw != nullptr) sum += reduce_sum(hn::Mul(x, hn::Load(kTag, raw + l)));
+      hn::Store(hn::Mul(x, hn::Set(kTag, scale)), kTag, d + l);
+    }
+    return sum;
+  }
+
+  // Stores dk and dv of the valid keys of a chunk, both parts together.
+  void finish_chunk_keys(Range chunk) const {
+    if (call_.problem.kind == Kind::lln_diag) parts_.diag_keys(keys_, chunk, tiles_);
+    std::int64_t n = 0;
+    for (std::int64_t i = 0; i < chunk.size(); ++i) {
+      if (!keys_.sequence->valid(chunk.begin + i)) continue;
+      tiles_.token[n] = chunk.begin + i;
+      std::copy(grad_.dk + i * dims_.dp, grad_.dk + (i + 1) * dims_.dp, tiles_.lln_d + n * dims_.dp);
+      std::copy(grad_.dv + i * dims_.dvp, grad_.dv + (i + 1) * dims_.dvp,
+                tiles_.lln_dv + n * dims_.dvp);
+      ++n;
+    }
+    parts_.finish_keys(keys_, n, tiles_);
+  }
+
+  const Call& call_;
+  const Dims& dims_;
+  const BackwardParts& parts_;
+  const KeyHead keys_;
+  const bool rows_, columns_;
+  const BackwardTiles& tiles_;
+  const CausalTiles& t_;
+  const CausalGradientTiles& grad_;
+  const RowSums* row_sums_;  // one per query head of the group
+  double* beta_sum_;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace lln::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif

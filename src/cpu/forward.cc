@@ -1,0 +1,163 @@
+// Forward pass of everything but causal LLN: one pass over keys and values that leaves the state of
+// each head, one pass over queries that reads it. The block-diagonal part joins the second pass.
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/highway.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/forward.cc"
+#include <hwy/foreach_target.h>
+// foreach_target first
+#include "cpu/head-inl.h"
+#include "cpu/layout.h"
+#include "cpu/targets.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lln::cpu {
+namespace HWY_NAMESPACE {
+namespace {
+
+class Forward {
+ public:
+  Forward(const Call& call)
+      : call_(call), p_(call.problem), dims_(p_), arena_(call.workspace),
+        layout_(arena_, p_, dims_, worker_count(call.parallel)),
+        lln_weight_(PartWeight::of_lln(call)), diag_weight_(PartWeight::of_diag(call)) {}
+
+  void run() {
+    const std::int64_t pairs = static_cast<std::int64_t>(call_.sequences.size()) * p_.heads_k;
+    const auto slots = static_cast<std::int64_t>(layout_.sums.size());
+    constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
+    for (std::int64_t next = 0; next < pairs;) {
+      const Wave wave = take_wave(
+          next, pairs, p_.has_lln() ? static_cast<std::int64_t>(layout_.states.size()) : kUnlimited,
+          p_.has_lln() ? slots : kUnlimited, kUnlimited,
+          [&](std::int64_t pair) { return bidirectional_work(call_, dims_, pair); });
+      if (p_.has_lln()) build_states(wave);
+      read_rows(wave);
+    }
+  }
+
+ private:
+  KeyHead key_head(const HeadWork& work) const { return {call_, work.sequence, work.head_k}; }
+
+  void build_states(const Wave& wave) {
+    const auto tasks = segment_tasks(wave, [](const HeadWork& w) { return w.keys.count(); });
+    parallel_for(call_.parallel, static_cast<std::int64_t>(tasks.size()),
+                 [&](std::int64_t t, int worker) {
+                   const SegmentTask& task = tasks[static_cast<std::size_t>(t)];
+                   const HeadWork& work = wave.heads[static_cast<std::size_t>(task.head)];
+                   const ForwardTiles& tiles = layout_.tiles[worker];
+                   sum_keys(dims_, key_head(work), work.keys[task.segment], tiles.token,
+                            tiles.exponents, tiles.values,
+                            layout_.sums[work.first_key_slot + task.segment]);
+                 });
+    parallel_for(call_.parallel, static_cast<std::int64_t>(wave.heads.size()),
+                 [&](std::int64_t h, int) {
+                   const HeadWork& work = wave.heads[static_cast<std::size_t>(h)];
+                   const State& state = layout_.states[static_cast<std::size_t>(h)];
+                   join_segments(dims_, &layout_.sums[work.first_key_slot], work.keys.count(), state);
+                   save_state(call_.out.saved, key_head(work), dims_, state);
+                 });
+  }
+
+  void read_rows(const Wave& wave) {
+    const auto tasks = segment_tasks(
+        wave, [&](const HeadWork& w) { return w.rows.count() * dims_.group; });
+    parallel_for(call_.parallel, static_cast<std::int64_t>(tasks.size()),
+                 [&](std::int64_t t, int worker) {
+                   const SegmentTask& task = tasks[static_cast<std::size_t>(t)];
+                   const HeadWork& work = wave.heads[static_cast<std::size_t>(task.head)];
+                   const std::int64_t segments = work.rows.count();
+                   const std::int64_t h = work.head_k * dims_.group + task.segment / segments;
+                   const State state = p_.has_lln() ? layout_.states[task.head] : State{};
+                   read_segment(work, h, work.rows[task.segment % segments], state,
+                                layout_.tiles[worker]);
+                 });
+  }
+
+  void read_segment(const HeadWork& work, std::int64_t h, Range rows, const State& state,
+                    const ForwardTiles& tiles) {
+    const KeyHead keys = key_head(work);
+    const QueryHead head(call_, keys, h);
+    const Sequence& seq = *keys.sequence;
+    const Rows o = rows_of(call_.out.o, seq.batch, h, seq.q_begin);
+    head.channel_weights(lln_weight_, dims_, tiles.lln_channel);
+    head.channel_weights(diag_weight_, dims_, tiles.diag_channel);
+    const Grid chunks(rows, seq.key_first, dims_.chunk);
+    for (std::int64_t i = 0; i < chunks.count(); ++i) {
+      const Range chunk = chunks[i];
+      if (p_.has_lln()) read_state(head, chunk, state, tiles);
+      if (p_.kind != Kind::lln) {
+        const ScoreHead scores = head.scores(call_, keys, dims_, tiles.scores[0]);
+        for_each_block(scores, chunk, [&](Range part, Range visible_keys) {
+          softmax_rows(scores, part, visible_keys,
+                       tiles.diag + (part.begin - chunk.begin) * dims_.dvp);
+        });
+      }
+      write_rows(head, chunk, o, tiles);
+    }
+  }
+
+  // tiles.lln[chunk, dvp] = softmax over channels of (alpha q + c), times C.
+  void read_state(const QueryHead& head, Range chunk, const State& state,
+                  const ForwardTiles& tiles) {
+    const std::int64_t count = chunk.size();
+    head.load(dims_, chunk, tiles.exponents, nullptr);
+    float inverse[kMaxChunk];
+    for (std::int64_t i = 0; i < count; ++i) {
+      float* const row = tiles.exponents + i * dims_.dp;
+      inverse[i] = inverse_or_zero(channel_weights(row, state.c, dims_.dp, row).sum);
+    }
+    gemm(count, dims_.dvp, dims_.d, by_rows(tiles.exponents, dims_.dp), state.values, dims_.dvp,
+         tiles.lln, dims_.dvp, false);
+    for (std::int64_t i = 0; i < count; ++i) {
+      scale_row(tiles.lln + i * dims_.dvp, dims_.dvp, inverse[i]);
+    }
+  }
+
+  void write_rows(const QueryHead& head, Range chunk, const Rows& o, const ForwardTiles& tiles) {
+    for (std::int64_t i = 0; i < chunk.size(); ++i) {
+      const std::int64_t row = chunk.begin + i;
+      const float* const lln = tiles.lln + i * dims_.dvp;
+      const float* const diag = tiles.diag + i * dims_.dvp;
+      if (p_.kind != Kind::lln_diag) {
+        store_row(o, row, p_.kind == Kind::lln ? lln : diag);
+        continue;
+      }
+      add_part(tiles.row, lln, tiles.lln_channel, head.row_weight(lln_weight_, row), dims_.dvp,
+               false);
+      add_part(tiles.row, diag, tiles.diag_channel, head.row_weight(diag_weight_, row), dims_.dvp,
+               true);
+      store_row(o, row, tiles.row);
+    }
+  }
+
+  const Call& call_;
+  const Problem& p_;
+  const Dims dims_;
+  Arena arena_;
+  ForwardLayout layout_;
+  PartWeight lln_weight_, diag_weight_;
+};
+
+}  // namespace
+
+void forward(const Call& call) { Forward(call).run(); }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace lln::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace lln::cpu {
+
+LLN_CPU_EXPORT(forward)
+
+std::size_t forward_workspace(const Problem& problem, int workers) {
+  Arena arena(nullptr);
+  const ForwardLayout layout(arena, problem, Dims(problem), workers);
+  return arena.used();
+}
+
+}  // namespace lln::cpu
+#endif

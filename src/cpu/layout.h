@@ -1,0 +1,283 @@
+// Scratch memory of each kernel: what a worker needs, and what the workers share. The constructors
+// run once without memory to count bytes and once with it.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <vector>
+
+#include "cpu/parameter_sums.h"
+#include "cpu/plan.h"
+
+namespace lln::cpu {
+
+// Tiles of one worker in the forward kernels.
+struct ForwardTiles {
+  ForwardTiles(Arena& arena, const Problem& p, const Dims& dims)
+      : token(arena.take<std::int64_t>(padded(dims.chunk))),
+        exponents(arena.floats(padded(dims.chunk) * dims.dp)),
+        values(arena.floats(padded(dims.chunk) * dims.dvp)),
+        lln(arena.floats(padded(dims.chunk) * dims.dvp)),
+        diag(arena.floats(padded(dims.chunk) * dims.dvp)), row(arena.floats(dims.dvp)),
+        lln_channel(arena.floats(dims.dvp)), diag_channel(arena.floats(dims.dvp)) {
+    if (p.kind != Kind::lln) scores.emplace_back(arena, dims, /*backward=*/false);
+  }
+  std::int64_t* token;
+  float* exponents;                // [chunk, dp]
+  float* values;                   // [chunk, dvp]
+  float* lln;                      // [chunk, dvp] rows of the LLN part
+  float* diag;                     // [chunk, dvp] rows of the block-diagonal part
+  float* row;                      // [dvp]
+  float* lln_channel;              // [dvp] weights
+  float* diag_channel;             // [dvp]
+  std::vector<ScoreTiles> scores;  // one or none
+};
+
+// The bidirectional forward.
+struct ForwardLayout {
+  ForwardLayout(Arena& arena, const Problem& p, const Dims& dims, int workers) {
+    for (int w = 0; w < workers; ++w) tiles.emplace_back(arena, p, dims);
+    if (!p.has_lln()) return;
+    for (std::int64_t i = 0; i < wave_slots(p.tokens_k, workers); ++i) sums.emplace_back(arena, dims);
+    for (std::int64_t i = 0; i < wave_heads(workers); ++i) states.emplace_back(arena, dims);
+  }
+  std::vector<ForwardTiles> tiles;  // one per worker
+  std::vector<KeySums> sums;        // one per key segment of a wave
+  std::vector<State> states;        // one per head of a wave
+};
+
+// Tiles of one worker in the backward kernels.
+struct BackwardTiles {
+  BackwardTiles(Arena& arena, const Problem& p, const Dims& dims)
+      : token(arena.take<std::int64_t>(padded(dims.chunk))),
+        exponents(arena.floats(padded(dims.chunk) * dims.dp)),
+        slope(arena.floats(padded(dims.chunk) * dims.dp)),
+        raw(arena.floats(padded(dims.chunk) * dims.dp)),
+        dweights(arena.floats(padded(dims.chunk) * dims.dp)),
+        lln_d(arena.floats(padded(dims.chunk) * dims.dp)),
+        diag_d(arena.floats(padded(dims.chunk) * dims.dp)),
+        values(arena.floats(padded(dims.chunk) * dims.dvp)),
+        g(arena.floats(padded(dims.chunk) * dims.dvp)),
+        lln_dv(arena.floats(padded(dims.chunk) * dims.dvp)),
+        diag_dv(arena.floats(padded(dims.chunk) * dims.dvp)), row_dots(arena.floats(2 * kMaxChunk)),
+        lln_channel(arena.floats(dims.dvp)), diag_channel(arena.floats(dims.dvp)) {
+    if (p.kind != Kind::lln) scores.emplace_back(arena, dims, /*backward=*/true);
+  }
+  std::int64_t* token;
+  float* exponents;                // [chunk, dp], then weights
+  float* slope;                    // [chunk, dp] f' where the feature map is not exp
+  float* raw;                      // [chunk, dp] q or k as they are
+  float* dweights;                 // [chunk, dp]
+  float* lln_d;                    // [chunk, dp] dq or dk of the LLN part
+  float* diag_d;                   // [chunk, dp] of the block-diagonal part
+  float* values;                   // [chunk, dvp]
+  float* g;                        // [chunk, dvp]
+  float* lln_dv;                   // [chunk, dvp]
+  float* diag_dv;                  // [chunk, dvp]
+  float* row_dots;                 // [2, chunk]: g . LLN and g . Diag
+  float* lln_channel;              // [dvp] weights
+  float* diag_channel;             // [dvp]
+  std::vector<ScoreTiles> scores;  // one or none
+};
+
+// Sums over queries that the keys need: dC = W^T g and t = W^T delta.
+struct QuerySums {
+  QuerySums() = default;
+  QuerySums(Arena& arena, const Dims& dims)
+      : t(arena.floats(dims.dp)), dvalues(arena.floats(dims.state())) {}
+  float* t = nullptr;        // [dp]
+  float* dvalues = nullptr;  // [dp, dvp]
+};
+
+// A state with what the backward pass adds to it.
+struct GradientState {
+  GradientState(Arena& arena, const Dims& dims)
+      : state(arena, dims), transposed(arena.floats(dims.state())), sums(arena, dims),
+        dtransposed(arena.floats(dims.state())) {}
+  State state;
+  float* transposed;  // [dvp, dp]
+  QuerySums sums;
+  float* dtransposed;  // [dvp, dp]
+};
+
+// Softmax statistics of rows are kept between the passes where a row's keys do not fit one tile.
+inline bool needs_statistics(const Problem& p) {
+  return p.kind == Kind::softmax || (p.has_diag() && p.diag_block > kMaxChunk);
+}
+
+// The bidirectional backward.
+struct BackwardLayout {
+  BackwardLayout(Arena& arena, const Problem& p, const Dims& dims, int workers)
+      : totals(arena, p, dims) {
+    for (int w = 0; w < workers; ++w) tiles.emplace_back(arena, p, dims);
+    if (needs_statistics(p)) {
+      const std::int64_t rows = p.batch * p.heads * p.tokens;
+      row_lse = arena.floats(rows);
+      row_delta = arena.floats(rows);
+    }
+    if (!p.has_lln()) return;
+    for (std::int64_t i = 0; i < wave_heads(workers); ++i) states.emplace_back(arena, dims);
+    for (std::int64_t i = 0; i < wave_slots(p.tokens_k, workers); ++i) {
+      key_sums.emplace_back(arena, dims);
+      beta_sums.push_back(arena.take<double>(1));
+    }
+    for (std::int64_t i = 0; i < wave_slots(p.tokens, workers); ++i) {
+      query_sums.emplace_back(arena, dims);
+      for (std::int64_t g = 0; g < dims.group; ++g) row_sums.emplace_back(arena, dims);
+    }
+  }
+  ParameterTotals totals;
+  std::vector<BackwardTiles> tiles;    // one per worker
+  std::vector<GradientState> states;   // one per head of a wave
+  std::vector<KeySums> key_sums;       // one per key segment of a wave
+  std::vector<double*> beta_sums;      // the same
+  std::vector<QuerySums> query_sums;   // one per row segment of a wave
+  std::vector<RowSums> row_sums;       // one per row segment and query head of the group
+  float* row_lse = nullptr;            // [batch, heads, tokens]
+  float* row_delta = nullptr;
+};
+
+// Tiles of one worker for the exact masked block inside a causal chunk.
+struct CausalTiles {
+  CausalTiles(Arena& arena, const Dims& dims)
+      : keys(arena.floats(padded(dims.chunk) * dims.dp)),
+        spare(arena.floats(padded(dims.chunk) * dims.dp)),
+        values(arena.floats(padded(dims.chunk) * dims.dvp)),
+        reference(arena.floats(dims.dp)), row_reference(arena.floats(dims.dp)),
+        relative(arena.floats(padded(dims.chunk) * dims.dp)),
+        relative_transposed(arena.floats(dims.dp * padded(dims.chunk))),
+        rows(arena.floats(padded(dims.chunk) * dims.dp)),
+        prefix_weights(arena.floats(padded(dims.chunk) * dims.dp)),
+        chunk_weights(arena.floats(padded(dims.chunk) * dims.dp)),
+        products(arena.floats(padded(dims.chunk) * padded(dims.chunk))),
+        prefix_factor(arena.floats(padded(dims.chunk))),
+        chunk_factor(arena.floats(padded(dims.chunk))), prefix_high(arena.floats(padded(dims.chunk))),
+        prefix_sum(arena.floats(padded(dims.chunk))), chunk_high(arena.floats(padded(dims.chunk))),
+        chunk_sum(arena.floats(padded(dims.chunk))), sums(arena, dims), half_sums(arena, dims),
+        start(arena, dims) {
+    for (int i = 0; i < kMaxHalvings; ++i) halves.emplace_back(arena, dims);
+  }
+  float* keys;                 // [chunk, dp] exponents u of all keys of the chunk; -inf: not valid
+  float* spare;                // [chunk, dp]
+  float* values;               // [chunk, dvp]; zero: not valid
+  float* reference;            // [dp] r: middle of u over the keys of the leaf, 0 for padding
+  float* row_reference;        // [dp] the same, -inf for padding
+  float* relative;             // [leaf, dp] E = 2^(u - r)
+  float* relative_transposed;  // [dp, leaf]
+  float* rows;                 // [leaf, dp] exponents a of the rows
+  float* prefix_weights;       // [leaf, dp] 2^(a + c0 - high)
+  float* chunk_weights;        // [leaf, dp] Y = 2^(a + r - high)
+  float* products;             // [leaf, leaf] tril(Y E^T)
+  float* prefix_factor;        // [leaf] turns prefix_weights into probabilities
+  float* chunk_factor;         // [leaf] the same for products
+  float *prefix_high, *prefix_sum, *chunk_high, *chunk_sum;  // [leaf]
+  KeySums sums;                // keys of the segment before the chunk
+  KeySums half_sums;
+  State start;                 // all keys before the chunk
+  std::vector<State> halves;   // all keys before the second half, one per halving
+};
+
+// Heads so few that a sequence must be cut for all workers to have work.
+inline bool cuts_sequences(const Problem& p, int workers) {
+  return workers > 1 && p.sequences * p.heads_k < 4 * static_cast<std::int64_t>(workers);
+}
+
+// The causal forward. Either a worker walks a head from end to end and carries the state, or the
+// sums of all segments come first and every segment is walked by itself.
+struct CausalForwardLayout {
+  CausalForwardLayout(Arena& arena, const Problem& p, const Dims& dims, int workers) {
+    for (int w = 0; w < workers; ++w) {
+      tiles.emplace_back(arena, p, dims);
+      causal.emplace_back(arena, dims);
+      prefixes.emplace_back(arena, dims);
+    }
+    if (!cuts_sequences(p, workers)) return;
+    for (std::int64_t i = 0; i < p.heads_k * max_causal_segments(p); ++i) {
+      sums.emplace_back(arena, dims);
+      states.emplace_back(arena, dims);
+    }
+  }
+  std::vector<ForwardTiles> tiles;   // one per worker
+  std::vector<CausalTiles> causal;   // one per worker
+  std::vector<State> prefixes;       // one per worker
+  std::vector<KeySums> sums;         // one per segment, where sequences are cut
+  std::vector<State> states;         // all keys before the segment
+};
+
+// What one worker adds to its tiles in the causal backward.
+struct CausalGradientTiles {
+  CausalGradientTiles(Arena& arena, const Dims& dims)
+      : key_slope(arena.floats(padded(dims.chunk) * dims.dp)),
+        decayed(arena.floats(padded(dims.chunk) * dims.dp)),
+        values_transposed(arena.floats(dims.dvp * padded(dims.chunk))),
+        start_transposed(arena.floats(dims.state())),
+        dproducts(arena.floats(padded(dims.chunk) * padded(dims.chunk))),
+        row_products(arena.floats(padded(dims.chunk) * dims.dp)),
+        key_products(arena.floats(padded(dims.chunk) * dims.dp)),
+        dk(arena.floats(padded(dims.chunk) * dims.dp)),
+        dv(arena.floats(padded(dims.chunk) * dims.dvp)), later_c(arena.floats(dims.dp)),
+        later(arena, dims), all_later(arena, dims), all_later_transposed(arena.floats(dims.state())),
+        beyond(arena, dims) {
+    const std::int64_t chunks = ceil_div(causal_segment_tokens(dims.chunk), dims.chunk);
+    for (std::int64_t i = 0; i < chunks; ++i) starts.emplace_back(arena, dims);
+  }
+  float* key_slope;          // [chunk, dp]
+  float* decayed;            // [leaf, dp] 2^(u - c1)
+  float* values_transposed;  // [dvp, leaf]
+  float* start_transposed;   // [dvp, dp] C0^T
+  float* dproducts;          // [leaf, leaf] S = tril(g v^T - delta)
+  float* row_products;       // [leaf, dp] S E
+  float* key_products;       // [leaf, dp] S^T Y
+  float* dk;                 // [chunk, dp]
+  float* dv;                 // [chunk, dvp]
+  float* later_c;            // [dp] c1: reference of `later`
+  QuerySums later;           // [G, T] of the rows after the leaf, inside the segment
+  QuerySums all_later;       // with those after the segment
+  float* all_later_transposed;
+  QuerySums beyond;          // rows after the segment, where one worker walks the head
+  std::vector<State> starts; // state before each chunk of the segment
+};
+
+// The causal backward. Segments have slots for what is summed over them, and where sequences are cut
+// also for what travels between them.
+struct CausalBackwardLayout {
+  CausalBackwardLayout(Arena& arena, const Problem& p, const Dims& dims, int workers)
+      : totals(arena, p, dims) {
+    for (int w = 0; w < workers; ++w) {
+      tiles.emplace_back(arena, p, dims);
+      causal.emplace_back(arena, dims);
+      gradient.emplace_back(arena, dims);
+    }
+    if (needs_statistics(p)) {
+      row_lse = arena.floats(p.batch * p.heads * p.tokens);
+      row_delta = arena.floats(p.batch * p.heads * p.tokens);
+    }
+    const std::int64_t segments = p.heads_k * max_causal_segments(p);
+    for (std::int64_t i = 0; i < segments; ++i) {
+      beta_sums.push_back(arena.take<double>(1));
+      for (std::int64_t g = 0; g < dims.group; ++g) row_sums.emplace_back(arena, dims);
+    }
+    const bool cut = cuts_sequences(p, workers);
+    const std::int64_t longest = ceil_div(p.tokens, kCausalSegmentTokens);
+    for (std::int64_t i = 0; i < (cut ? segments : workers * longest); ++i) {
+      states.emplace_back(arena, dims);
+    }
+    for (std::int64_t i = 0; i < (cut ? segments : 0); ++i) {
+      key_sums.emplace_back(arena, dims);
+      query_sums.emplace_back(arena, dims);
+    }
+  }
+  ParameterTotals totals;
+  std::vector<BackwardTiles> tiles;            // one per worker
+  std::vector<CausalTiles> causal;             // one per worker
+  std::vector<CausalGradientTiles> gradient;   // one per worker
+  std::vector<double*> beta_sums;              // one per segment
+  std::vector<RowSums> row_sums;               // one per segment and query head of the group
+  std::vector<State> states;                   // keys before each segment: of all heads where
+                                               // sequences are cut, otherwise of a worker's head
+  std::vector<KeySums> key_sums;               // one per segment, where sequences are cut
+  std::vector<QuerySums> query_sums;           // the same: rows of the segment, then rows beyond it
+  float* row_lse = nullptr;
+  float* row_delta = nullptr;
+};
+
+}  // namespace lln::cpu

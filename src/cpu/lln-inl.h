@@ -1,0 +1,134 @@
+// The pieces of LLN attention on the identity o = W C (docs/theory.md): weighted sums over keys, the
+// state (c, C) that they become, and the softmax over channels that reads it. Exponents are in units
+// of log2; both factors are probabilities, so nothing overflows and no epsilon is needed.
+// SPDX-License-Identifier: Apache-2.0
+#if defined(LLN_CPU_LLN_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef LLN_CPU_LLN_INL_H_
+#undef LLN_CPU_LLN_INL_H_
+#else
+#define LLN_CPU_LLN_INL_H_
+#endif
+
+#include "cpu/gemm-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lln::cpu {
+namespace HWY_NAMESPACE {
+
+// A sum keeps its reference exponent until a key exceeds it by this much: weights stay below 2^8, and
+// the [d, dv] sums are hardly ever rescaled.
+constexpr float kReferenceSlack = 8;
+
+HWY_INLINE void reset(const KeySums& sums, const Dims& dims) {
+  std::fill(sums.m, sums.m + dims.dp, kLowest);
+  std::fill(sums.s, sums.s + dims.dp, 0.0F);
+  std::fill(sums.a, sums.a + dims.state(), 0.0F);
+}
+
+// Raises the reference of the channels in which the tile exceeds it; rescales their sums.
+HWY_INLINE void raise_reference(const Dims& dims, const float* HWY_RESTRICT u, std::int64_t count,
+                                const KeySums& sums) {
+  for (std::int64_t c = 0; c < dims.dp; c += kLanes) {
+    Vec high = hn::Set(kTag, kLowest);
+    for (std::int64_t i = 0; i < count; ++i) high = hn::Max(high, hn::Load(kTag, u + i * dims.dp + c));
+    const Vec m = hn::Load(kTag, sums.m + c);
+    const auto above = hn::Gt(high, hn::Add(m, hn::Set(kTag, kReferenceSlack)));
+    if (hn::AllFalse(kTag, above)) continue;
+    const Vec raised = hn::IfThenElse(above, high, m);
+    HWY_ALIGN float factor[kLanes];
+    hn::Store(exp2(hn::Sub(m, raised)), kTag, factor);
+    hn::Store(raised, kTag, sums.m + c);
+    for (std::int64_t l = 0; l < kLanes; ++l) {
+      if (factor[l] == 1.0F) continue;
+      sums.s[c + l] *= factor[l];
+      const Vec f = hn::Set(kTag, factor[l]);
+      float* const row = sums.a + (c + l) * dims.dvp;
+      for (std::int64_t e = 0; e < dims.dvp; e += kLanes) {
+        hn::Store(hn::Mul(hn::Load(kTag, row + e), f), kTag, row + e);
+      }
+    }
+  }
+}
+
+// Adds `count` keys with exponents u[count, dp] and values v[count, dvp]. u becomes 2^(u - m).
+HWY_INLINE void add_keys(const Dims& dims, float* HWY_RESTRICT u, const float* HWY_RESTRICT v,
+                         std::int64_t count, const KeySums& sums) {
+  if (count == 0) return;
+  raise_reference(dims, u, count, sums);
+  for (std::int64_t c = 0; c < dims.dp; c += kLanes) {
+    const Vec m = hn::Load(kTag, sums.m + c);
+    Vec sum = hn::Zero(kTag);
+    for (std::int64_t i = 0; i < count; ++i) {
+      float* const x = u + i * dims.dp + c;
+      const Vec e = exp2(hn::Sub(hn::Load(kTag, x), m));
+      sum = hn::Add(sum, e);
+      hn::Store(e, kTag, x);
+    }
+    hn::Store(hn::Add(hn::Load(kTag, sums.s + c), sum), kTag, sums.s + c);
+  }
+  gemm(dims.d, dims.dvp, count, by_columns(u, dims.dp), v, dims.dvp, sums.a, dims.dvp, true);
+}
+
+// out = factor * in, or out += factor * in; they may be the same.
+HWY_INLINE void add_scaled(float* out, const float* in, std::int64_t width, float factor,
+                           bool accumulate) {
+  const Vec f = hn::Set(kTag, factor);
+  for (std::int64_t e = 0; e < width; e += kLanes) {
+    const Vec x = hn::Mul(hn::Load(kTag, in + e), f);
+    hn::Store(accumulate ? hn::Add(hn::Load(kTag, out + e), x) : x, kTag, out + e);
+  }
+}
+
+HWY_INLINE float log2_mass(const KeySums& sums, std::int64_t l) {
+  return sums.s[l] == 0 ? kNegInf : sums.m[l] + std::log2(sums.s[l]);
+}
+
+// The state of `before` and the keys in `sums` together; `before` and `out` may be the same.
+// A null `before` is the empty set.
+HWY_INLINE void join(const Dims& dims, const State* before, const KeySums& sums, const State& out) {
+  for (std::int64_t l = 0; l < dims.dp; ++l) {
+    const float own = l < dims.d ? log2_mass(sums, l) : kNegInf;
+    const float old = before == nullptr ? kNegInf : before->c[l];
+    const float c = log2_add(old, own);
+    float* const row = out.values + l * dims.dvp;
+    const float keep = exp2_difference(old, c);
+    if (before == nullptr) {
+      std::fill(row, row + dims.dvp, 0.0F);
+    } else {
+      add_scaled(row, before->values + l * dims.dvp, dims.dvp, keep, false);
+    }
+    const float add = own == kNegInf ? 0.0F : std::exp2(sums.m[l] - c);
+    if (l < dims.d) add_scaled(row, sums.a + l * dims.dvp, dims.dvp, add, true);
+    out.c[l] = c;
+  }
+}
+
+// w = 2^(a + c - high) with high the row's maximum, which is returned with the sum of w; w may be a.
+struct ChannelSum {
+  float high;
+  float sum;
+};
+HWY_INLINE ChannelSum channel_weights(const float* a, const float* HWY_RESTRICT c,
+                                      std::int64_t width, float* w) {
+  Vec high = hn::Set(kTag, kLowest);
+  for (std::int64_t l = 0; l < width; l += kLanes) {
+    const Vec x = hn::Add(hn::Load(kTag, a + l), hn::Load(kTag, c + l));
+    high = hn::Max(high, x);
+    hn::Store(x, kTag, w + l);
+  }
+  const float top = reduce_max(high);
+  const Vec shift = hn::Set(kTag, top);
+  Vec sum = hn::Zero(kTag);
+  for (std::int64_t l = 0; l < width; l += kLanes) {
+    const Vec e = exp2(hn::Sub(hn::Load(kTag, w + l), shift));
+    sum = hn::Add(sum, e);
+    hn::Store(e, kTag, w + l);
+  }
+  return {top, reduce_sum(sum)};
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace lln::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,311 @@
+// Softmax attention of a tile of rows over a range of keys, streamed in tiles with a running maximum:
+// what the block-diagonal part and the softmax operation are made of. Forward, and the two halves of
+// the backward (over rows for dq, over keys for dk and dv).
+// SPDX-License-Identifier: Apache-2.0
+#if defined(LLN_CPU_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef LLN_CPU_SOFTMAX_INL_H_
+#undef LLN_CPU_SOFTMAX_INL_H_
+#else
+#define LLN_CPU_SOFTMAX_INL_H_
+#endif
+
+#include "cpu/gemm-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lln::cpu {
+namespace HWY_NAMESPACE {
+
+// One query head against its key head, with the scratch to work in.
+struct ScoreHead {
+  const Sequence* sequence;
+  const Dims* dims;
+  const ScoreTiles* tiles;
+  bool causal;
+  std::int64_t block;  // diagonal block, 0 for softmax over all keys
+  ConstRows q, k, v;
+
+  float scale() const { return 1.0F / std::sqrt(static_cast<float>(dims->d)); }
+};
+
+// Calls body(rows, keys) for the pieces of `rows` that see the same keys. Blocks are counted from
+// the first valid key; rows before it see nothing.
+template <class Body>
+void for_each_block(const ScoreHead& head, Range rows, Body&& body) {
+  const Sequence& seq = *head.sequence;
+  if (head.block == 0) return body(rows, Range{seq.key_first, seq.key_end});
+  std::int64_t row = rows.begin;
+  if (row < seq.key_first) {
+    row = std::min(rows.end, seq.key_first);
+    body(Range{rows.begin, row}, Range{});
+  }
+  while (row < rows.end) {
+    const std::int64_t begin =
+        seq.key_first + (row - seq.key_first) / head.block * head.block;
+    const std::int64_t end = std::min(begin + head.block, seq.k_tokens);
+    const std::int64_t stop = std::min(end, rows.end);
+    body(Range{row, stop}, Range{begin, std::min(end, seq.key_end)});
+    row = stop;
+  }
+}
+
+// Loads the valid keys of a range into the tile and transposes them; returns how many there are.
+HWY_INLINE std::int64_t load_keys(const ScoreHead& head, Range keys, bool values_transposed) {
+  const ScoreTiles& t = *head.tiles;
+  const Dims& dims = *head.dims;
+  std::int64_t count = 0;
+  for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+    if (head.sequence->valid(j)) t.key[count++] = j;
+  }
+  const std::int64_t ld = padded(count);
+  const auto token = [&](std::int64_t i) { return t.key[i]; };
+  load_tile(head.k, count, token, 1.0F, t.k, dims.dp);
+  load_tile(head.v, count, token, 1.0F, t.v, dims.dvp);
+  transpose(t.k, dims.dp, count, dims.dp, t.kt, ld);
+  if (values_transposed) transpose(t.v, dims.dvp, count, dims.dvp, t.vt, ld);
+  return count;
+}
+
+HWY_INLINE void load_queries(const ScoreHead& head, Range rows) {
+  load_tile(head.q, rows.size(), [&](std::int64_t i) { return rows.begin + i; },
+            head.scale() * kLog2E, head.tiles->q, head.dims->dp);
+}
+
+// Columns of the tile that a row sees: all, or with a causal mask those up to the row itself.
+HWY_INLINE std::int64_t visible(const ScoreHead& head, std::int64_t row, std::int64_t count) {
+  if (!head.causal) return count;
+  const std::int64_t* const key = head.tiles->key;
+  return std::upper_bound(key, key + count, row) - key;
+}
+
+HWY_INLINE Vec load_score(const float* row, std::int64_t c, std::int64_t limit) {
+  const Vec x = clamp_exponent(hn::Load(kTag, row + c));
+  if (c + kLanes <= limit) return x;
+  const auto inside = hn::FirstN(kTag, static_cast<std::size_t>(limit - c));
+  return hn::IfThenElse(inside, x, hn::Set(kTag, kNegInf));
+}
+
+HWY_INLINE float max_score(const float* row, std::int64_t limit) {
+  Vec m = hn::Set(kTag, kLowest);
+  for (std::int64_t c = 0; c < limit; c += kLanes) m = hn::Max(m, load_score(row, c, limit));
+  return reduce_max(m);
+}
+
+// row = 2^(row - shift), zero from `limit` on; returns the sum.
+HWY_INLINE float exponentiate(float* HWY_RESTRICT row, std::int64_t limit, std::int64_t width,
+                              float shift) {
+  const Vec s = hn::Set(kTag, shift);
+  Vec sum = hn::Zero(kTag);
+  std::int64_t c = 0;
+  for (; c < limit; c += kLanes) {
+    const Vec p = exp2(hn::Sub(load_score(row, c, limit), s));
+    sum = hn::Add(sum, p);
+    hn::Store(p, kTag, row + c);
+  }
+  for (; c < width; c += kLanes) hn::Store(hn::Zero(kTag), kTag, row + c);
+  return reduce_sum(sum);
+}
+
+HWY_INLINE void scale_row(float* row, std::int64_t width, float factor) {
+  const Vec f = hn::Set(kTag, factor);
+  for (std::int64_t c = 0; c < width; c += kLanes) {
+    hn::Store(hn::Mul(hn::Load(kTag, row + c), f), kTag, row + c);
+  }
+}
+
+HWY_INLINE float inverse_or_zero(float sum) { return sum == 0 ? 0.0F : 1.0F / sum; }
+
+// out[rows, dvp] = softmax(q k^T / sqrt(d)) v over `keys`; zero rows where there is no key.
+HWY_INLINE void softmax_rows(const ScoreHead& head, Range rows, Range keys,
+                             float* HWY_RESTRICT out) {
+  const ScoreTiles& t = *head.tiles;
+  const Dims& dims = *head.dims;
+  const std::int64_t count = rows.size();
+  std::fill(out, out + count * dims.dvp, 0.0F);
+  if (head.causal) keys.end = std::min(keys.end, rows.end);
+  if (keys.size() <= 0) return;
+  load_queries(head, rows);
+  std::fill(t.row_max, t.row_max + count, kLowest);
+  std::fill(t.row_sum, t.row_sum + count, 0.0F);
+  for (std::int64_t j = keys.begin; j < keys.end; j += dims.chunk) {
+    const std::int64_t n =
+        load_keys(head, {j, std::min(keys.end, j + dims.chunk)}, /*values_transposed=*/false);
+    if (n == 0) continue;
+    const std::int64_t ld = padded(n);
+    gemm(count, ld, dims.d, by_rows(t.q, dims.dp), t.kt, ld, t.scores, ld, false);
+    for (std::int64_t i = 0; i < count; ++i) {
+      float* const row = t.scores + i * ld;
+      const std::int64_t limit = visible(head, rows.begin + i, n);
+      const float m = std::max(t.row_max[i], max_score(row, limit));
+      const float sum = exponentiate(row, limit, ld, m);
+      if (m != t.row_max[i]) {
+        const float decay = std::exp2(t.row_max[i] - m);
+        t.row_sum[i] *= decay;
+        scale_row(out + i * dims.dvp, dims.dvp, decay);
+        t.row_max[i] = m;
+      }
+      t.row_sum[i] += sum;
+    }
+    gemm(count, dims.dvp, n, by_rows(t.scores, ld), t.v, dims.dvp, out, dims.dvp, true);
+  }
+  for (std::int64_t i = 0; i < count; ++i) {
+    scale_row(out + i * dims.dvp, dims.dvp, inverse_or_zero(t.row_sum[i]));
+  }
+}
+
+// Scores and their gradients g v^T of the loaded rows and keys.
+HWY_INLINE void score_products(const ScoreHead& head, std::int64_t rows, std::int64_t keys) {
+  const ScoreTiles& t = *head.tiles;
+  const Dims& dims = *head.dims;
+  const std::int64_t ld = padded(keys);
+  gemm(rows, ld, dims.d, by_rows(t.q, dims.dp), t.kt, ld, t.scores, ld, false);
+  gemm(rows, ld, dims.dv, by_rows(t.g, dims.dvp), t.vt, ld, t.dscores, ld, false);
+}
+
+// Running maximum, sum and sum of weight times gradient of one row over the tile.
+HWY_INLINE void update_statistics(const ScoreHead& head, std::int64_t i, std::int64_t limit,
+                                  std::int64_t ld) {
+  const ScoreTiles& t = *head.tiles;
+  float* const row = t.scores + i * ld;
+  const float m = std::max(t.row_max[i], max_score(row, limit));
+  const Vec shift = hn::Set(kTag, m);
+  Vec sum = hn::Zero(kTag);
+  Vec dot = hn::Zero(kTag);
+  for (std::int64_t c = 0; c < limit; c += kLanes) {
+    const Vec p = exp2(hn::Sub(load_score(row, c, limit), shift));
+    Vec dp = hn::Load(kTag, t.dscores + i * ld + c);
+    if (c + kLanes > limit) {
+      dp = hn::IfThenElseZero(hn::FirstN(kTag, static_cast<std::size_t>(limit - c)), dp);
+    }
+    sum = hn::Add(sum, p);
+    dot = hn::MulAdd(p, dp, dot);
+  }
+  const float decay = m == t.row_max[i] ? 1.0F : std::exp2(t.row_max[i] - m);
+  t.row_max[i] = m;
+  t.row_sum[i] = t.row_sum[i] * decay + reduce_sum(sum);
+  t.row_delta[i] = t.row_delta[i] * decay + reduce_sum(dot);
+}
+
+// After the last tile: row_max becomes log2 of the sum of 2^score, row_delta the mean of g v^T.
+HWY_INLINE void finish_statistics(const ScoreTiles& t, std::int64_t rows) {
+  for (std::int64_t i = 0; i < rows; ++i) {
+    const float sum = t.row_sum[i];
+    t.row_delta[i] *= inverse_or_zero(sum);
+    t.row_max[i] = sum == 0 ? 0.0F : t.row_max[i] + std::log2(sum);
+  }
+}
+
+HWY_INLINE void reset_statistics(const ScoreTiles& t, std::int64_t rows) {
+  std::fill(t.row_max, t.row_max + rows, kLowest);
+  std::fill(t.row_sum, t.row_sum + rows, 0.0F);
+  std::fill(t.row_delta, t.row_delta + rows, 0.0F);
+}
+
+// scores = weight * P, dscores = weight * P * (g v^T - delta) of one row.
+HWY_INLINE void score_gradient(const ScoreTiles& t, std::int64_t i, std::int64_t limit,
+                               std::int64_t ld, float weight) {
+  float* const row = t.scores + i * ld;
+  float* const drow = t.dscores + i * ld;
+  const Vec shift = hn::Set(kTag, t.row_max[i]);
+  const Vec delta = hn::Set(kTag, t.row_delta[i]);
+  const Vec w = hn::Set(kTag, weight);
+  std::int64_t c = 0;
+  for (; c < limit; c += kLanes) {
+    const Vec p = hn::Mul(w, exp2(hn::Sub(load_score(row, c, limit), shift)));
+    Vec dp = hn::Mul(p, hn::Sub(hn::Load(kTag, drow + c), delta));
+    if (c + kLanes > limit) {
+      dp = hn::IfThenElseZero(hn::FirstN(kTag, static_cast<std::size_t>(limit - c)), dp);
+    }
+    hn::Store(p, kTag, row + c);
+    hn::Store(dp, kTag, drow + c);
+  }
+  for (; c < ld; c += kLanes) {
+    hn::Store(hn::Zero(kTag), kTag, row + c);
+    hn::Store(hn::Zero(kTag), kTag, drow + c);
+  }
+}
+
+// Backward over rows whose g is loaded in tiles.g (times the channel weights): dq[rows, dp] is set,
+// row_max and row_delta hold the rows' statistics afterwards (delta = g . out). `out` is set to the
+// attention's rows where it is not null.
+template <class Weight>
+HWY_INLINE void softmax_backward_rows(const ScoreHead& head, Range rows, Range keys,
+                                      Weight&& weight, float* HWY_RESTRICT dq,
+                                      float* HWY_RESTRICT out) {
+  const ScoreTiles& t = *head.tiles;
+  const Dims& dims = *head.dims;
+  const std::int64_t count = rows.size();
+  std::fill(dq, dq + count * dims.dp, 0.0F);
+  if (out != nullptr) std::fill(out, out + count * dims.dvp, 0.0F);
+  if (head.causal) keys.end = std::min(keys.end, rows.end);
+  reset_statistics(t, count);
+  if (keys.size() > 0) {
+    load_queries(head, rows);
+    const bool one_tile = keys.size() <= dims.chunk;
+    std::int64_t n = 0;
+    for (std::int64_t j = keys.begin; j < keys.end; j += dims.chunk) {
+      n = load_keys(head, {j, std::min(keys.end, j + dims.chunk)}, /*values_transposed=*/true);
+      score_products(head, count, n);
+      for (std::int64_t i = 0; i < count; ++i) {
+        update_statistics(head, i, visible(head, rows.begin + i, n), padded(n));
+      }
+    }
+    finish_statistics(t, count);
+    for (std::int64_t j = keys.begin; j < keys.end; j += dims.chunk) {
+      if (!one_tile) {
+        n = load_keys(head, {j, std::min(keys.end, j + dims.chunk)}, /*values_transposed=*/true);
+        score_products(head, count, n);
+      }
+      const std::int64_t ld = padded(n);
+      if (out != nullptr) {
+        for (std::int64_t i = 0; i < count; ++i) {
+          const std::int64_t limit = visible(head, rows.begin + i, n);
+          float* const copy = t.kt + i * ld;  // kt has been used; scores are still needed
+          std::copy(t.scores + i * ld, t.scores + (i + 1) * ld, copy);
+          exponentiate(copy, limit, ld, t.row_max[i]);
+        }
+        gemm(count, dims.dvp, n, by_rows(t.kt, ld), t.v, dims.dvp, out, dims.dvp, true);
+      }
+      for (std::int64_t i = 0; i < count; ++i) {
+        score_gradient(t, i, visible(head, rows.begin + i, n), ld, weight(rows.begin + i));
+      }
+      gemm(count, dims.dp, n, by_rows(t.dscores, ld), t.k, dims.dp, dq, dims.dp, true);
+    }
+  } else {
+    finish_statistics(t, count);
+  }
+  for (std::int64_t i = 0; i < count; ++i) scale_row(dq + i * dims.dp, dims.dp, head.scale());
+}
+
+// Backward over a tile of keys that load_keys() brought in (n of them): adds the part of the rows
+// whose g is in tiles.g to dk[n, dp] (still to be scaled by ln 2) and dv[n, dvp]. The statistics of
+// the rows are either in row_max and row_delta already, or (`whole_rows`: the tile holds all keys of
+// these rows) computed here.
+template <class Weight>
+HWY_INLINE void softmax_backward_keys(const ScoreHead& head, Range rows, std::int64_t n,
+                                      bool whole_rows, Weight&& weight, float* HWY_RESTRICT dk,
+                                      float* HWY_RESTRICT dv) {
+  const ScoreTiles& t = *head.tiles;
+  const Dims& dims = *head.dims;
+  const std::int64_t count = rows.size();
+  const std::int64_t ld = padded(n);
+  load_queries(head, rows);
+  score_products(head, count, n);
+  if (whole_rows) {
+    reset_statistics(t, count);
+    for (std::int64_t i = 0; i < count; ++i) {
+      update_statistics(head, i, visible(head, rows.begin + i, n), ld);
+    }
+    finish_statistics(t, count);
+  }
+  for (std::int64_t i = 0; i < count; ++i) {
+    score_gradient(t, i, visible(head, rows.begin + i, n), ld, weight(rows.begin + i));
+  }
+  gemm(n, dims.dvp, count, by_columns(t.scores, ld), t.g, dims.dvp, dv, dims.dvp, true);
+  gemm(n, dims.dp, count, by_columns(t.dscores, ld), t.q, dims.dp, dk, dims.dp, true);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace lln::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,106 @@
+// The CPU entries of the kernel lists: one per vector target, best first. Each takes every problem
+// with CPU tensors of 16 or 32 bits on a machine that has the target's instructions.
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/highway.h"
+
+#include <hwy/highway.h>
+#include <hwy/targets.h>
+
+#include "cpu/kernels.h"
+#include "cpu/targets.h"
+
+namespace lln {
+namespace {
+
+struct Target {
+  std::int64_t bit;
+  const char* name;
+};
+
+constexpr Target kAvx512{HWY_AVX3, "avx512"};
+constexpr Target kAvx2{HWY_AVX2, "avx2"};
+constexpr Target kSse4{HWY_SSE4, "sse4"};
+constexpr Target kNeon{HWY_NEON, "neon"};
+constexpr Target kScalar{HWY_SCALAR, "scalar"};
+
+bool is_causal_lln(const Problem& p) { return p.causal && p.has_lln(); }
+
+template <const Target& kTarget>
+std::string refusal(const Problem& problem) {
+  if (problem.device.kind != DeviceKind::cpu) return "tensors are not on the CPU";
+  if (problem.dtype == DType::f64) return "f64 is taken by the reference alone";
+  if ((hwy::SupportedTargets() & kTarget.bit) == 0) {
+    return std::string("this CPU has no ") + kTarget.name;
+  }
+  return {};
+}
+
+template <const Target& kTarget>
+void run_forward(const Call& call) {
+  const auto find = is_causal_lln(call.problem) ? cpu::find_causal_forward : cpu::find_forward;
+  find(kTarget.bit)(call);
+}
+
+template <const Target& kTarget>
+void run_backward(const Call& call) {
+  const auto find = is_causal_lln(call.problem) ? cpu::find_causal_backward : cpu::find_backward;
+  find(kTarget.bit)(call);
+}
+
+std::size_t forward_bytes(const Problem& problem, int workers) {
+  return is_causal_lln(problem) ? cpu::causal_forward_workspace(problem, workers)
+                                : cpu::forward_workspace(problem, workers);
+}
+
+std::size_t backward_bytes(const Problem& problem, int workers) {
+  return is_causal_lln(problem) ? cpu::causal_backward_workspace(problem, workers)
+                                : cpu::backward_workspace(problem, workers);
+}
+
+template <const Target& kTarget>
+void add_forward(std::vector<Kernel>& list) {
+  if (cpu::find_forward(kTarget.bit) == nullptr) return;
+  list.push_back({std::string("cpu-") + kTarget.name, refusal<kTarget>, forward_bytes,
+                  run_forward<kTarget>});
+}
+
+template <const Target& kTarget>
+void add_backward(std::vector<Kernel>& list) {
+  if (cpu::find_backward(kTarget.bit) == nullptr) return;
+  list.push_back({std::string("cpu-") + kTarget.name, refusal<kTarget>, backward_bytes,
+                  run_backward<kTarget>});
+}
+
+}  // namespace
+
+std::vector<Kernel> cpu_forward_kernels() {
+  std::vector<Kernel> list;
+  add_forward<kAvx512>(list);
+  add_forward<kAvx2>(list);
+  add_forward<kSse4>(list);
+  add_forward<kNeon>(list);
+  add_forward<kScalar>(list);
+  return list;
+}
+
+std::vector<Kernel> cpu_backward_kernels() {
+  std::vector<Kernel> list;
+  add_backward<kAvx512>(list);
+  add_backward<kAvx2>(list);
+  add_backward<kSse4>(list);
+  add_backward<kNeon>(list);
+  add_backward<kScalar>(list);
+  return list;
+}
+
+std::vector<std::string> cpu_target_names() {
+  std::vector<std::string> names;
+  for (const Target& target : {kAvx512, kAvx2, kSse4, kNeon, kScalar}) {
+    if (cpu::find_forward(target.bit) != nullptr && (hwy::SupportedTargets() & target.bit) != 0) {
+      names.emplace_back(target.name);
+    }
+  }
+  return names;
+}
+
+}  // namespace lln

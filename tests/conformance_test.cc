@@ -1,0 +1,80 @@
+// Every case of the table on every kernel of this build that takes it, for all vector targets of
+// this machine; and the reference against a plain evaluation that shares no code with it.
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "conformance/run.h"
+
+namespace lln::conformance {
+namespace {
+
+std::vector<Case> table() {
+#ifdef LLN_QUICK_TESTS
+  return quick_cases();
+#else
+  return cases();
+#endif
+}
+
+TEST(Conformance, EveryCaseOnEveryKernel) {
+  ThreadPool pool;
+  std::map<std::string, double> worst;
+  std::map<std::string, int> passed;
+  for (const Case& c : table()) {
+    for (const CaseResult& result : run_case(c, kernel_names(c.problem.op), &pool)) {
+      EXPECT_NE(result.verdict, Verdict::failed) << to_string(c) << " on " << result.kernel << '\n'
+                                                 << result.text;
+      if (result.verdict == Verdict::skipped) continue;
+      ++passed[result.kernel];
+      worst[result.kernel] = std::max(worst[result.kernel], result.worst);
+    }
+  }
+  for (const auto& [kernel, ratio] : worst) {
+    fmt::print("{:<20} {:4} cases, worst error / tolerance {:.3f}\n", kernel, passed[kernel],
+               ratio);
+  }
+  EXPECT_GT(passed["reference"], 0);
+}
+
+// A kernel that no case reaches is a kernel that nothing tests.
+TEST(Conformance, EveryKernelTakesSomeCase) {
+  for (const Op op : {Op::forward, Op::backward}) {
+    for (const std::string& kernel : kernel_names(op)) {
+      const std::vector<Case> all = table();
+      const bool taken = std::any_of(all.begin(), all.end(), [&](const Case& c) {
+        if (c.problem.op != op) return false;
+        for (const auto& candidate : explain(c.problem).candidates) {
+          if (candidate.kernel == kernel) return candidate.refusal.empty();
+        }
+        return false;
+      });
+      EXPECT_TRUE(taken) << kernel << " refuses every " << to_string(op) << " case";
+    }
+  }
+}
+
+// The two evaluations take different ways (log-space pairs, and the factorised form in f32), so an
+// error of the formula in either shows here and not only in the kernels.
+TEST(Conformance, ReferenceAgreesWithPlainEvaluation) {
+  ThreadPool pool;
+  for (const Case& c : quick_cases()) {
+    if (c.problem.dtype != DType::f32 && c.problem.dtype != DType::f64) continue;
+    const Truth truth = make_truth(c, &pool);
+    for (const TensorSet::Entry& entry : truth.reference.entries()) {
+      const Comparison comparison = compare(entry.name, truth.plain.values.at(entry.name),
+                                            entry.tensor, truth.plain.values.at(entry.name),
+                                            truth.plain.sizes.at(entry.name), truth.plain.exponent);
+      EXPECT_LE(comparison.error, 4 * comparison.rounding) << to_string(c) << '\n'
+                                                           << to_string(comparison);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lln::conformance

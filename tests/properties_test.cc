@@ -1,0 +1,180 @@
+// What the mathematics promises of every result, checked on the kernel that a caller gets by
+// default: weights sum to one, keys have no order, the future never changes the past, shifts
+// cancel.
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "attention_run.h"
+
+namespace lln::test {
+namespace {
+
+const char* const kKinds[] = {"lln",    "lln:causal",    "lln+diag16", "lln+diag16:causal",
+                              "diag16", "diag16:causal", "softmax",    "softmax:causal"};
+const char* const kCausalKinds[] = {"lln:causal", "lln+diag16:causal", "diag16:causal",
+                                    "softmax:causal"};
+
+// Largest difference of two tensors of the same shape; NaN counts as infinite.
+double difference(const Tensor& x, const Tensor& y) {
+  double largest = 0;
+  x.for_each([&](auto b, auto h, auto n, auto c) {
+    const double d = std::abs(x.get(b, h, n, c) - y.get(b, h, n, c));
+    largest = std::isnan(d) ? std::numeric_limits<double>::infinity() : std::max(largest, d);
+  });
+  return largest;
+}
+
+template <class Change>
+void change(Tensor& t, Change new_value) {
+  t.for_each([&](auto b, auto h, auto n, auto c) {
+    t.set(b, h, n, c, new_value(b, h, n, c, t.get(b, h, n, c)));
+  });
+}
+
+TEST(Properties, ValuesOfOneGiveOne) {
+  for (const std::string kind : kKinds) {
+    const Case c = make_case("forward:f32:cpu:b2h4k2n150d24:" + kind);
+    Inputs in = conformance::make_inputs(c, DType::f32);
+    change(in.v, [](auto, auto, auto, auto, double) { return 1.0; });
+    const TensorSet outputs = run(c, in);
+    outputs.at("o").for_each([&](auto b, auto h, auto n, auto ch) {
+      ASSERT_NEAR(outputs.at("o").get(b, h, n, ch), 1, 1e-6) << to_string(c) << ", row " << n;
+    });
+  }
+}
+
+TEST(Properties, KeysHaveNoOrder) {
+  for (const std::string kind : {"lln", "softmax"}) {
+    for (const std::string op : {"forward", "backward"}) {
+      const Case c = make_case(op + ":f32:cpu:b1h2n100m150d24:" + kind);
+      const Inputs in = conformance::make_inputs(c, DType::f32);
+      Inputs permuted = in;
+      const auto place = [](std::int64_t n) { return (n * 77 + 13) % 150; };  // 77 and 150: coprime
+      const auto permute = [&](const Tensor& from, Tensor& to) {
+        from.for_each([&](auto b, auto h, auto n, auto ch) {
+          to.set(b, h, place(n), ch, from.get(b, h, n, ch));
+        });
+      };
+      permute(in.k, permuted.k);
+      permute(in.v, permuted.v);
+      TensorSet expected = run(c, in);
+      const TensorSet found = run(c, permuted);
+      for (const char* name : {"dk", "dv"}) {
+        if (!expected.has(name)) continue;
+        const Tensor original = expected.at(name);
+        permute(original, expected.at(name));
+      }
+      for (const TensorSet::Entry& entry : found.entries()) {
+        EXPECT_LT(difference(entry.tensor, expected.at(entry.name)), 2e-5)
+            << entry.name << " of " << to_string(c);
+      }
+    }
+  }
+}
+
+// Everything from row t on changes, to other numbers or to NaN: rows before t keep their bits.
+TEST(Properties, TheFutureNeverChangesThePast) {
+  for (const std::string kind : kCausalKinds) {
+    for (const std::string op : {"forward", "backward"}) {
+      const Case c = make_case(op + ":f32:cpu:b1h2k1n150d24:" + kind);
+      const Inputs in = conformance::make_inputs(c, DType::f32);
+      const char* name = op == "forward" ? "o" : "dq";
+      const TensorSet before = run(c, in);
+      for (const std::int64_t t : {1, 40, 64, 65, 149}) {
+        for (const double other : {3.0, std::numeric_limits<double>::quiet_NaN()}) {
+          Inputs changed = in;
+          for (Tensor* tensor : {&changed.q, &changed.k, &changed.v, &changed.g}) {
+            change(*tensor,
+                   [&](auto, auto, auto n, auto, double x) { return n < t ? x : other - 2 * x; });
+          }
+          const TensorSet after = run(c, changed);
+          after.at(name).for_each([&](auto b, auto h, auto n, auto ch) {
+            if (n >= t) return;
+            ASSERT_EQ(after.at(name).get(b, h, n, ch), before.at(name).get(b, h, n, ch))
+                << name << " row " << n << ", rows from " << t << " on became " << other
+                << " - 2 x, " << to_string(c);
+          });
+        }
+      }
+    }
+  }
+}
+
+// exp(alpha (q + s) + beta k) is a common factor of the row, exp(beta s) one of the whole matrix.
+TEST(Properties, ShiftsCancelInLln) {
+  for (const std::string kind : {"lln", "lln:causal"}) {
+    for (const std::string op : {"forward", "backward"}) {
+      const Case c = make_case(op + ":f32:cpu:b1h2n150d24:" + kind);
+      const Inputs in = conformance::make_inputs(c, DType::f32);
+      Inputs shifted_q = in;
+      change(shifted_q.q, [](auto, auto, auto n, auto, double x) {
+        return x + 0.25 * static_cast<double>(n % 7);
+      });
+      Inputs shifted_k = in;
+      change(shifted_k.k, [](auto, auto, auto, auto, double x) { return x - 2.5; });
+      const TensorSet expected = run(c, in);
+      for (const Inputs* shifted : {&shifted_q, &shifted_k}) {
+        const TensorSet found = run(c, *shifted);
+        for (const TensorSet::Entry& entry : found.entries()) {
+          EXPECT_LT(difference(entry.tensor, expected.at(entry.name)), 5e-5)
+              << entry.name << " of " << to_string(c);
+        }
+      }
+    }
+  }
+}
+
+TEST(Properties, OneVectorAddedToAllKeysCancelsInSoftmax) {
+  for (const std::string kind : {"softmax", "softmax:causal", "diag16"}) {
+    const Case c = make_case("forward:f32:cpu:b1h2n150d24:" + kind);
+    const Inputs in = conformance::make_inputs(c, DType::f32);
+    Inputs shifted = in;
+    change(shifted.k, [](auto, auto, auto, auto ch, double x) {
+      return x + 0.5 * static_cast<double>(ch % 3);
+    });
+    EXPECT_LT(difference(run(c, shifted).at("o"), run(c, in).at("o")), 2e-5) << to_string(c);
+  }
+}
+
+// With one key, every row is its value, and no gradient reaches q or k.
+TEST(Properties, OneKeyIsCopied) {
+  for (const std::string kind : {"lln", "softmax"}) {
+    Case c = make_case("forward:f32:cpu:b1h2n70m1d24:" + kind);
+    const Inputs in = conformance::make_inputs(c, DType::f32);
+    const TensorSet outputs = run(c, in);
+    outputs.at("o").for_each([&](auto b, auto h, auto n, auto ch) {
+      ASSERT_NEAR(outputs.at("o").get(b, h, n, ch), in.v.get(b, h, 0, ch), 1e-6) << to_string(c);
+    });
+    c.problem.op = Op::backward;
+    const TensorSet gradients = run(c, in);
+    for (const char* name : {"dq", "dk"}) {
+      const Tensor& t = gradients.at(name);
+      t.for_each([&](auto b, auto h, auto n, auto ch) {
+        ASSERT_NEAR(t.get(b, h, n, ch), 0, 1e-4)  // dk sums the residues of 70 rows
+            << name << " of " << to_string(c);
+      });
+    }
+  }
+}
+
+TEST(Properties, ANaNKeyReachesEveryRowThatSeesIt) {
+  const std::int64_t at = 70;
+  for (const std::string kind : {"lln", "lln:causal", "softmax", "softmax:causal"}) {
+    const Case c = make_case("forward:f32:cpu:b1h1n150d24:" + kind);
+    Inputs in = conformance::make_inputs(c, DType::f32);
+    in.k.set(0, 0, at, 5, std::numeric_limits<double>::quiet_NaN());
+    const TensorSet outputs = run(c, in);
+    outputs.at("o").for_each([&](auto b, auto h, auto n, auto ch) {
+      const bool sees = !c.problem.causal || n >= at;
+      ASSERT_EQ(std::isnan(outputs.at("o").get(b, h, n, ch)), sees)
+          << "row " << n << " of " << to_string(c);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace lln::test
