@@ -107,8 +107,8 @@ void AttentionFileCheck::measure() {
   sequences_ = batch_;
   for (const char* name : {"cu_seqlens", "cu_seqlens_q"}) {
     const io::TensorInfo* t = file_.find(name);
-    if (t != nullptr && t->shape.size() == 1)
-      sequences_ = std::max<std::int64_t>(t->shape[0], 1) - 1;
+    if (t == nullptr || t->shape.size() != 1) continue;
+    sequences_ = std::max<std::int64_t>(t->shape[0], 1) - 1;
   }
 }
 

@@ -12,7 +12,6 @@ namespace lln::conformance {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kInnerRounding = 0.05;  // of compare.h; the worst kernel and case stay below 1
 
 double half_least_subnormal(DType dtype) {
   switch (dtype) {
@@ -90,7 +89,7 @@ Comparison compare(const std::string& name, const Tensor& x, const Tensor& refer
     result.mismatch += " written between its rows";
   }
   result.rounding = unit_roundoff(x.dtype()) * result.largest + half_least_subnormal(x.dtype()) +
-                    kInnerRounding * unit_roundoff(DType::f32) * (1 + exponent) * size;
+                    unit_roundoff(DType::f32) * (1 + exponent) * size;
   return result;
 }
 

@@ -3,7 +3,7 @@
 //   error     = max |x - reference|
 //   tolerance = 2 max |plain - reference|                          a plain evaluation in that dtype
 //             + u(dtype) max |reference| + half its least subnormal      rounding of the result
-//             + 4 u(f32) (1 + E) max S                             rounding inside the kernel
+//             + u(f32) (1 + E) max S                               rounding inside the kernel
 //
 // where u is the unit roundoff, E the largest exponent that occurs (|f(alpha q)| + |f(beta k)|, or
 // |q| |k| / sqrt(dim) of the softmax parts: an exponent in f32 carries an error that grows with

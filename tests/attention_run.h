@@ -3,6 +3,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <fmt/format.h>
+
+#include <cmath>
+#include <optional>
+#include <string>
 #include <string_view>
 
 #include "conformance/data.h"
@@ -35,6 +40,27 @@ inline TensorSet run(const Case& c, const Inputs& in, const Exec& exec = {}) {
 
 inline TensorSet run(const Case& c, const Exec& exec = {}) {
   return run(c, conformance::make_inputs(c, c.problem.dtype), exec);
+}
+
+// Where a tensor first differs from expected(b, h, n, c) by more than the tolerance; empty when
+// nowhere. Elements without an expected value are skipped; a NaN differs from every number.
+template <class Expected>
+std::string first_difference(const Tensor& found, double tolerance, Expected expected) {
+  std::string text;
+  found.for_each([&](std::int64_t b, std::int64_t h, std::int64_t n, std::int64_t c) {
+    if (!text.empty()) return;
+    const std::optional<double> value = expected(b, h, n, c);
+    if (!value || std::abs(found.get(b, h, n, c) - *value) <= tolerance) return;
+    text = fmt::format("[{}, {}, {}, {}] is {}: expected {}, give or take {}", b, h, n, c,
+                       found.get(b, h, n, c), *value, tolerance);
+  });
+  return text;
+}
+
+inline std::string first_difference(const Tensor& found, double tolerance, const Tensor& expected) {
+  return first_difference(found, tolerance, [&](auto b, auto h, auto n, auto c) {
+    return std::optional(expected.get(b, h, n, c));
+  });
 }
 
 }  // namespace lln::test

@@ -47,7 +47,7 @@ void expect_gradient(const Case& c, Inputs& in, Tensor& input, const Tensor& gra
       input.set(b, h, n, ch, x);
     }
     const double found = gradient.get(b, h, n, ch);
-    ASSERT_NEAR(found, expected, kTolerance * (1 + std::abs(expected)))
+    EXPECT_NEAR(found, expected, kTolerance * (1 + std::abs(expected)))
         << name << '[' << b << ", " << h << ", " << n << ", " << ch << "] of " << to_string(c);
   });
 }

@@ -3,8 +3,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <cstring>
 #include <limits>
 #include <memory>
 #include <string>
@@ -24,22 +22,15 @@ const char* const kKinds[] = {"lln",    "lln:causal",    "lln+diag16", "lln+diag
 const char* const kOps[] = {"forward", "backward"};
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-// Rows [from, from + count) of batch element b of a tensor equal those of another, bit for bit when
-// the tolerance is 0.
+// Rows y_from to y_from + count of y, as what is expected of x from row x_from on.
 void expect_rows(const Tensor& x, std::int64_t x_batch, std::int64_t x_from, const Tensor& y,
                  std::int64_t y_batch, std::int64_t y_from, std::int64_t count, double tolerance,
                  const std::string& what) {
-  for (std::int64_t h = 0; h < x.shape()[1]; ++h) {
-    for (std::int64_t n = 0; n < count; ++n) {
-      for (std::int64_t c = 0; c < x.shape()[3]; ++c) {
-        const double found = x.get(x_batch, h, x_from + n, c);
-        const double expected = y.get(y_batch, h, y_from + n, c);
-        ASSERT_LE(std::abs(found - expected), tolerance)
-            << found << " and " << expected << " in head " << h << ", row " << n << ", channel "
-            << c << ": " << what;
-      }
-    }
-  }
+  const auto expected = [&](auto b, auto h, auto n, auto c) -> std::optional<double> {
+    if (b != x_batch || n < x_from || n >= x_from + count) return std::nullopt;
+    return y.get(y_batch, h, n - x_from + y_from, c);
+  };
+  EXPECT_EQ(first_difference(x, tolerance, expected), "") << what;
 }
 
 void copy_rows(const Tensor& from, std::int64_t from_batch, std::int64_t from_row, Tensor& to,
@@ -64,11 +55,8 @@ void copy_token_rows(const Inputs& from, std::int64_t from_batch, std::int64_t f
 
 void expect_same(const TensorSet& found, const TensorSet& expected, const std::string& what) {
   for (const TensorSet::Entry& entry : found.entries()) {
-    const Tensor& other = expected.at(entry.name);
-    entry.tensor.for_each([&](auto b, auto h, auto n, auto c) {
-      ASSERT_EQ(entry.tensor.get(b, h, n, c), other.get(b, h, n, c))
-          << entry.name << '[' << b << ", " << h << ", " << n << ", " << c << "]: " << what;
-    });
+    EXPECT_EQ(first_difference(entry.tensor, 0, expected.at(entry.name)), "")
+        << entry.name << " of " << what;
   }
 }
 

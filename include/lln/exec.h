@@ -39,10 +39,10 @@ class ThreadPool final : public Parallel {
 };
 
 struct Exec {
-  Parallel* parallel = nullptr;        // null: the calling thread alone
-  std::span<std::byte> workspace = {}; // empty: allocated and freed inside the call
-  std::string_view kernel = {};        // empty: the first kernel that takes the problem
-  void* stream = nullptr;              // a CUDA stream; ignored on the CPU
+  Parallel* parallel = nullptr;         // null: the calling thread alone
+  std::span<std::byte> workspace = {};  // empty: allocated and freed inside the call
+  std::string_view kernel = {};         // empty: the first kernel that takes the problem
+  void* stream = nullptr;               // a CUDA stream; ignored on the CPU
 };
 
 }  // namespace lln

@@ -1,7 +1,7 @@
 // A problem is what a call computes, without the data: a value that prints, parses and compares.
 // The same text names a problem in errors, in benchmarks and on the command line:
 //
-//   op:dtype:device:shape:kind[:flags]      forward:bf16:cpu:b2h16k4n4096m4096d64v64:lln+diag64:causal
+//   op:dtype:device:shape:kind[:flags] forward:bf16:cpu:b2h16k4n4096m4096d64v64:lln+diag64:causal
 //
 //   op     forward | backward | append | step | train (forward and backward together, benchmarks)
 //   dtype  f32 | f16 | bf16 | f64                device  cpu | cuda | cuda:INDEX
@@ -33,21 +33,21 @@ struct Problem {
   Op op = Op::forward;
   DType dtype = DType::f32;
   Device device;
-  std::int64_t batch = 1;      // of the tensors; 1 when packed
-  std::int64_t heads = 1;      // of q and o
-  std::int64_t heads_k = 1;    // of k and v; divides heads
-  std::int64_t tokens = 0;     // of q; the sum over all sequences when packed
-  std::int64_t tokens_k = 0;   // of k and v
-  std::int64_t dim = 0;        // channels of q and k
-  std::int64_t dim_v = 0;      // channels of v and o
+  std::int64_t batch = 1;     // of the tensors; 1 when packed
+  std::int64_t heads = 1;     // of q and o
+  std::int64_t heads_k = 1;   // of k and v; divides heads
+  std::int64_t tokens = 0;    // of q; the sum over all sequences when packed
+  std::int64_t tokens_k = 0;  // of k and v
+  std::int64_t dim = 0;       // channels of q and k
+  std::int64_t dim_v = 0;     // channels of v and o
   Kind kind = Kind::lln;
-  std::int64_t diag_block = 0; // block size of the kinds with a block-diagonal part, otherwise 0
+  std::int64_t diag_block = 0;  // block size of the kinds with a block-diagonal part, otherwise 0
   bool causal = false;
-  bool masked = false;         // key lengths or a key mask are given
+  bool masked = false;  // key lengths or a key mask are given
   bool packed = false;
   std::int64_t sequences = 1;  // packed: how many; otherwise equal to batch
   Feature feature = Feature::exp;
-  float power = 2;             // of Feature::power
+  float power = 2;  // of Feature::power
 
   bool has_lln() const noexcept { return kind == Kind::lln || kind == Kind::lln_diag; }
   bool has_diag() const noexcept { return kind == Kind::diag || kind == Kind::lln_diag; }

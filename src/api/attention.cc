@@ -26,21 +26,21 @@ void run(CheckedCall& checked, const Exec& exec) {
   std::unique_ptr<std::byte[], AlignedDelete> owned;
   if (!exec.workspace.empty()) {
     if (exec.workspace.size() < needed) {
-      throw Error(ErrorCode::invalid_argument,
-                  fmt::format("attention_{}: workspace of {} bytes is too small for {}: {} needs {} "
-                              "bytes with {} worker(s)",
-                              to_string(call.problem.op), exec.workspace.size(),
-                              to_string(call.problem), kernel.name, needed,
-                              worker_count(exec.parallel)));
+      throw Error(
+          ErrorCode::invalid_argument,
+          fmt::format("attention_{}: workspace of {} bytes is too small for {}: {} needs {} "
+                      "bytes with {} worker(s)",
+                      to_string(call.problem.op), exec.workspace.size(), to_string(call.problem),
+                      kernel.name, needed, worker_count(exec.parallel)));
     }
     call.workspace = exec.workspace.data();
   } else if (needed > 0) {
     owned.reset(new (std::align_val_t{64}, std::nothrow) std::byte[needed]);
     if (owned == nullptr) {
-      throw Error(ErrorCode::out_of_memory,
-                  fmt::format("attention_{}: no memory for the workspace of {} bytes of {} for {}",
-                              to_string(call.problem.op), needed, kernel.name,
-                              to_string(call.problem)));
+      throw Error(
+          ErrorCode::out_of_memory,
+          fmt::format("attention_{}: no memory for the workspace of {} bytes of {} for {}",
+                      to_string(call.problem.op), needed, kernel.name, to_string(call.problem)));
     }
     call.workspace = owned.get();
   }

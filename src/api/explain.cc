@@ -154,8 +154,8 @@ Explanation explain(const Problem& problem, const Exec& exec) {
 std::string to_string(const Explanation& e) {
   std::string text = fmt::format("problem    {}\n", to_string(e.problem));
   if (e.candidates.empty()) {
-    text += fmt::format("kernel     none: this build has no kernel for {}\n",
-                        to_string(e.problem.op));
+    text +=
+        fmt::format("kernel     none: this build has no kernel for {}\n", to_string(e.problem.op));
   }
   bool found = false;
   for (const auto& [name, refusal] : e.candidates) {
@@ -164,8 +164,9 @@ std::string to_string(const Explanation& e) {
     text += fmt::format("kernel     {:<12} {:<6}{}\n", name, verdict, refusal);
   }
   text += fmt::format("workspace  {} bytes\n", e.workspace_bytes);
-  text += fmt::format("at least   {:.4g} bytes of memory traffic, {:.4g} floating-point operations\n",
-                      e.cost.bytes, e.cost.flops);
+  text +=
+      fmt::format("at least   {:.4g} bytes of memory traffic, {:.4g} floating-point operations\n",
+                  e.cost.bytes, e.cost.flops);
   return text;
 }
 

@@ -26,13 +26,12 @@ struct Sequence {
   std::int64_t mask_stride = 0;
 
   bool valid(std::int64_t key) const noexcept {
-    return key >= key_first && key < key_end &&
-           (mask == nullptr || mask[key * mask_stride] != 0);
+    return key >= key_first && key < key_end && (mask == nullptr || mask[key * mask_stride] != 0);
   }
 };
 
-// A call that passed validation. The strides of alpha, beta and the weights are 0 in every dimension
-// that broadcasts, so that element() reads them at any index.
+// A call that passed validation. The strides of alpha, beta and the weights are 0 in every
+// dimension that broadcasts, so that element() reads them at any index.
 struct Call {
   Problem problem;
   AttentionOptions options;

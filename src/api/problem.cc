@@ -161,9 +161,9 @@ std::vector<std::string> problem_faults(const Problem& p) {
   expect(p.batch >= 0 && p.tokens >= 0 && p.tokens_k >= 0,
          fmt::format("sizes must not be negative: batch {}, tokens {}, key tokens {}", p.batch,
                      p.tokens, p.tokens_k));
-  expect(p.heads >= 1 && p.heads_k >= 1,
-         fmt::format("at least one head is needed: {} query heads, {} key heads", p.heads,
-                     p.heads_k));
+  expect(
+      p.heads >= 1 && p.heads_k >= 1,
+      fmt::format("at least one head is needed: {} query heads, {} key heads", p.heads, p.heads_k));
   expect(p.heads_k < 1 || p.heads % p.heads_k == 0,
          fmt::format("query heads must be a multiple of key heads: {} and {}", p.heads, p.heads_k));
   expect(p.dim >= 1 && p.dim <= kMaxDim,
@@ -193,9 +193,9 @@ std::vector<std::string> problem_faults(const Problem& p) {
   expect(!p.packed || p.batch == 1,
          fmt::format("packed sequences need batch 1: batch {}", p.batch));
   expect(!(p.packed && p.masked), "packed sequences take no key mask and no key lengths");
-  expect(p.packed ? p.sequences >= 0 && p.sequences < (std::int64_t{1} << 40)
-                  : p.sequences == p.batch,
-         fmt::format("bad number of sequences: {} with batch {}", p.sequences, p.batch));
+  expect(
+      p.packed ? p.sequences >= 0 && p.sequences < (std::int64_t{1} << 40) : p.sequences == p.batch,
+      fmt::format("bad number of sequences: {} with batch {}", p.sequences, p.batch));
   return faults;
 }
 
@@ -287,13 +287,15 @@ Problem parse_problem(std::string_view text) {
   const std::string_view shape = take_part(rest, more).value_or("");
   const auto kind = take_part(rest, more);
   if (!kind) {
-    fail(text, "expected op:dtype:device:shape:kind[:flags], as in "
-               "forward:f32:cpu:b1h12n16384d64:lln");
+    fail(text,
+         "expected op:dtype:device:shape:kind[:flags], as in "
+         "forward:f32:cpu:b1h12n16384d64:lln");
   }
 
   const auto parsed_op = find_name(kOps, op);
   if (!parsed_op) {
-    fail(text, fmt::format("unknown op '{}': expected forward, backward, append, step or train", op));
+    fail(text,
+         fmt::format("unknown op '{}': expected forward, backward, append, step or train", op));
   }
   const auto parsed_dtype = find_name(kTypes, dtype);
   if (!parsed_dtype) {

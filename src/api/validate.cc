@@ -113,9 +113,7 @@ class Checker {
   void fault(std::string text) { faults_.push_back(std::move(text)); }
 
   const Problem& problem() const { return problem_; }
-  DType parameter_type() const {
-    return problem_.dtype == DType::f64 ? DType::f64 : DType::f32;
-  }
+  DType parameter_type() const { return problem_.dtype == DType::f64 ? DType::f64 : DType::f32; }
 
   CheckedCall finish() {
     if (!faults_.empty()) {
@@ -230,10 +228,11 @@ class Checker {
         return;
       }
     }
-    fault(fmt::format("{} has shape {}: expected {} per call, {} per head, {} per head and channel "
-                      "or {} per head and token",
-                      name, to_string(view.shape), to_string(forms[0]), to_string(forms[1]),
-                      to_string(forms[2]), to_string(forms[3])));
+    fault(
+        fmt::format("{} has shape {}: expected {} per call, {} per head, {} per head and channel "
+                    "or {} per head and token",
+                    name, to_string(view.shape), to_string(forms[0]), to_string(forms[1]),
+                    to_string(forms[2]), to_string(forms[3])));
   }
 
   void check_key_lengths() {
@@ -289,9 +288,10 @@ class Checker {
     if (!p.causal && !p.has_diag()) return;
     for (std::int64_t s = 0; s < k.count; ++s) {
       if (in_.cu_seqlens_q[s] != k[s]) {
-        fault(fmt::format("cu_seqlens_q[{}] is {} and cu_seqlens_k[{}] is {}: causal and "
-                          "block-diagonal attention need as many keys as queries",
-                          s, in_.cu_seqlens_q[s], s, k[s]));
+        fault(
+            fmt::format("cu_seqlens_q[{}] is {} and cu_seqlens_k[{}] is {}: causal and "
+                        "block-diagonal attention need as many keys as queries",
+                        s, in_.cu_seqlens_q[s], s, k[s]));
         return;
       }
     }
@@ -309,8 +309,10 @@ class Checker {
     };
     if (cu[0] != 0) entry(0, "0");
     for (std::int64_t s = 1; s < cu.count && ok; ++s) {
-      if (cu[s] < cu[s - 1]) entry(s, fmt::format("at least the entry before it, {}", cu[s - 1]));
-      else if (cu[s] > tokens) entry(s, fmt::format("at most the number of tokens, {}", tokens));
+      if (cu[s] < cu[s - 1])
+        entry(s, fmt::format("at least the entry before it, {}", cu[s - 1]));
+      else if (cu[s] > tokens)
+        entry(s, fmt::format("at most the number of tokens, {}", tokens));
     }
     if (ok && cu[cu.count - 1] != tokens) {
       entry(cu.count - 1, fmt::format("the number of tokens, {}", tokens));

@@ -1,6 +1,6 @@
-// Backward pass of everything but causal LLN. A pass over queries gives dq and the sums dC = W^T g and
-// t = W^T delta; a pass over keys turns them into dk and dv. Nothing of the size of the sequence is
-// kept between them, except two numbers per row where softmax rows span several tiles.
+// Backward pass of everything but causal LLN. A pass over queries gives dq and the sums dC = W^T g
+// and t = W^T delta; a pass over keys turns them into dk and dv. Nothing of the size of the
+// sequence is kept between them, except two numbers per row where softmax rows span several tiles.
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/highway.h"
 
@@ -20,8 +20,12 @@ namespace {
 class Backward {
  public:
   explicit Backward(const Call& call)
-      : call_(call), p_(call.problem), dims_(p_), arena_(call.workspace),
-        layout_(arena_, p_, dims_, worker_count(call.parallel)), parts_(call, dims_) {
+      : call_(call),
+        p_(call.problem),
+        dims_(p_),
+        arena_(call.workspace),
+        layout_(arena_, p_, dims_, worker_count(call.parallel)),
+        parts_(call, dims_) {
     parts_.row_lse = layout_.row_lse;
     parts_.row_delta = layout_.row_delta;
   }
@@ -69,18 +73,18 @@ class Backward {
                            layout_.key_sums[work.first_key_slot + task.segment]);
                 });
     }
-    parallel_for(call_.parallel, static_cast<std::int64_t>(wave.heads.size()),
-                 [&](std::int64_t h, int) {
-                   const HeadWork& work = wave.heads[static_cast<std::size_t>(h)];
-                   const GradientState& s = layout_.states[static_cast<std::size_t>(h)];
-                   if (saved) {
-                     load_state(call_.grads.saved, key_head(work), dims_, s.state);
-                   } else {
-                     join_segments(dims_, &layout_.key_sums[work.first_key_slot],
-                                   work.keys.count(), s.state);
-                   }
-                   transpose(s.state.values, dims_.dvp, dims_.dp, dims_.dvp, s.transposed, dims_.dp);
-                 });
+    parallel_for(
+        call_.parallel, static_cast<std::int64_t>(wave.heads.size()), [&](std::int64_t h, int) {
+          const HeadWork& work = wave.heads[static_cast<std::size_t>(h)];
+          const GradientState& s = layout_.states[static_cast<std::size_t>(h)];
+          if (saved) {
+            load_state(call_.grads.saved, key_head(work), dims_, s.state);
+          } else {
+            join_segments(dims_, &layout_.key_sums[work.first_key_slot], work.keys.count(),
+                          s.state);
+          }
+          transpose(s.state.values, dims_.dvp, dims_.dp, dims_.dvp, s.transposed, dims_.dp);
+        });
   }
 
   void backward_rows(const Wave& wave) {

@@ -1,5 +1,5 @@
-// Backward of a chunk of rows and of a chunk of keys: the block-diagonal part (shared with the causal
-// kernel), the bidirectional LLN part, and the gradients of the weights that join them.
+// Backward of a chunk of rows and of a chunk of keys: the block-diagonal part (shared with the
+// causal kernel), the bidirectional LLN part, and the gradients of the weights that join them.
 // SPDX-License-Identifier: Apache-2.0
 #if defined(LLN_CPU_BACKWARD_PARTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef LLN_CPU_BACKWARD_PARTS_INL_H_
@@ -34,8 +34,8 @@ HWY_INLINE void zero_unused_keys(const Call& call, const Dims& dims, const KeyHe
 
 // x = weight * slope * w * (dw - shift), per channel; returns the sum of w * (dw - shift) * slope *
 // raw (times weight) where raw is given. Null slope is 1.
-HWY_INLINE float exponent_gradient(const float* w, const float* dw,
-                                   Vec shift_scalar, const float* HWY_RESTRICT shift_channel,
+HWY_INLINE float exponent_gradient(const float* w, const float* dw, Vec shift_scalar,
+                                   const float* HWY_RESTRICT shift_channel,
                                    const float* HWY_RESTRICT slope, const float* HWY_RESTRICT raw,
                                    float weight, std::int64_t width, float* out) {
   Vec sum = hn::Zero(kTag);
@@ -50,12 +50,23 @@ HWY_INLINE float exponent_gradient(const float* w, const float* dw,
   return raw == nullptr ? 0.0F : reduce_sum(sum);
 }
 
-HWY_INLINE float dot(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, std::int64_t width) {
-  Vec sum = hn::Zero(kTag);
+// sum + a * b, lane by lane.
+HWY_INLINE Vec product_sum(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b,
+                           std::int64_t width, Vec sum) {
   for (std::int64_t l = 0; l < width; l += kLanes) {
     sum = hn::MulAdd(hn::Load(kTag, a + l), hn::Load(kTag, b + l), sum);
   }
-  return reduce_sum(sum);
+  return sum;
+}
+
+// out[row] = dot product of row `row` of a and of b; room for padded(count).
+HWY_INLINE void row_dots(std::int64_t count, std::int64_t width, const float* HWY_RESTRICT a,
+                         const float* HWY_RESTRICT b, float* HWY_RESTRICT out) {
+  RowVectors partial;
+  for (std::int64_t i = 0; i < count; ++i) {
+    partial.set(i, product_sum(a + i * width, b + i * width, width, hn::Zero(kTag)));
+  }
+  partial.sum(count, out);
 }
 
 // total[c] += sum over rows of a * b.
@@ -63,7 +74,8 @@ HWY_INLINE void add_products(const float* a, const float* b, std::int64_t rows, 
                              double* total) {
   for (std::int64_t i = 0; i < rows; ++i) {
     for (std::int64_t c = 0; c < dims.dv; ++c) {
-      total[c] += static_cast<double>(a[i * dims.dvp + c]) * static_cast<double>(b[i * dims.dvp + c]);
+      total[c] +=
+          static_cast<double>(a[i * dims.dvp + c]) * static_cast<double>(b[i * dims.dvp + c]);
     }
   }
 }
@@ -71,8 +83,12 @@ HWY_INLINE void add_products(const float* a, const float* b, std::int64_t rows, 
 class BackwardParts {
  public:
   BackwardParts(const Call& call, const Dims& dims)
-      : call_(call), p_(call.problem), dims_(dims), request_(call),
-        lln_weight_(PartWeight::of_lln(call)), diag_weight_(PartWeight::of_diag(call)) {}
+      : call_(call),
+        p_(call.problem),
+        dims_(dims),
+        request_(call),
+        lln_weight_(PartWeight::of_lln(call)),
+        diag_weight_(PartWeight::of_diag(call)) {}
 
   float* row_lse = nullptr;  // [batch, heads, tokens] where needs_statistics()
   float* row_delta = nullptr;
@@ -86,8 +102,9 @@ class BackwardParts {
   void load_g(const QueryHead& head, Range rows, const PartWeight* weight, const float* channel,
               float* out) const {
     const Sequence& seq = *head.sequence;
-    load_tile(rows_of(call_.grads.g, seq.batch, head.h, seq.q_begin), rows.size(),
-              [&](std::int64_t i) { return rows.begin + i; }, 1.0F, out, dims_.dvp);
+    load_tile(
+        rows_of(call_.grads.g, seq.batch, head.h, seq.q_begin), rows.size(),
+        [&](std::int64_t i) { return rows.begin + i; }, out, dims_.dvp);
     if (weight == nullptr || !weight->per_channel()) return;
     for (std::int64_t i = 0; i < rows.size(); ++i) {
       float* const row = out + i * dims_.dvp;
@@ -136,27 +153,27 @@ class BackwardParts {
     const ScoreTiles& t = tiles.scores[0];
     const QueryHead first(call_, keys, keys.head_k * dims_.group);
     std::int64_t offset = 0;
-    for_each_block(first.scores(call_, keys, dims_, t), chunk,
-                   [&](Range piece, Range block_keys) HWY_ATTR {
-      const ScoreHead any = first.scores(call_, keys, dims_, t);
-      const std::int64_t n = load_keys(any, {piece.begin, std::min(piece.end, block_keys.end)},
-                                       /*values_transposed=*/true);
-      float* const dk = tiles.diag_d + offset * dims_.dp;
-      float* const dv = tiles.diag_dv + offset * dims_.dvp;
-      std::fill(dk, dk + n * dims_.dp, 0.0F);
-      std::fill(dv, dv + n * dims_.dvp, 0.0F);
-      offset += n;
-      if (n == 0) return;
-      Range rows{0, seq.q_tokens};
-      if (any.block != 0) {
-        rows = {block_keys.begin, std::min(block_keys.begin + any.block, seq.q_tokens)};
-      }
-      if (p_.causal) rows.begin = std::max(rows.begin, piece.begin);
-      for (std::int64_t h = first.h; h < first.h + dims_.group; ++h) {
-        diag_keys_of_head(keys, QueryHead(call_, keys, h), rows, n, tiles, dk, dv);
-      }
-      for (std::int64_t i = 0; i < n; ++i) scale_row(dk + i * dims_.dp, dims_.dp, kLn2);
-    });
+    for_each_block(
+        first.scores(call_, keys, dims_, t), chunk, [&](Range piece, Range block_keys) HWY_ATTR {
+          const ScoreHead any = first.scores(call_, keys, dims_, t);
+          const std::int64_t n = load_keys(any, {piece.begin, std::min(piece.end, block_keys.end)},
+                                           /*values_transposed=*/true);
+          float* const dk = tiles.diag_d + offset * dims_.dp;
+          float* const dv = tiles.diag_dv + offset * dims_.dvp;
+          std::fill(dk, dk + n * dims_.dp, 0.0F);
+          std::fill(dv, dv + n * dims_.dvp, 0.0F);
+          offset += n;
+          if (n == 0) return;
+          Range rows{0, seq.q_tokens};
+          if (any.block != 0) {
+            rows = {block_keys.begin, std::min(block_keys.begin + any.block, seq.q_tokens)};
+          }
+          if (p_.causal) rows.begin = std::max(rows.begin, piece.begin);
+          for (std::int64_t h = first.h; h < first.h + dims_.group; ++h) {
+            diag_keys_of_head(keys, QueryHead(call_, keys, h), rows, n, tiles, dk, dv);
+          }
+          for (std::int64_t i = 0; i < n; ++i) scale_row(dk + i * dims_.dp, dims_.dp, kLn2);
+        });
   }
 
   // Bidirectional: dq of a segment of rows, and the segment's part of dC and t.
@@ -290,11 +307,10 @@ class BackwardParts {
     head.load(dims_, chunk, tiles.exponents, slope);
     load_g(head, chunk, &lln_weight_, tiles.lln_channel, tiles.g);
     float* const w = tiles.exponents;
-    for (std::int64_t i = 0; i < count; ++i) {
-      float* const row = w + i * dims_.dp;
-      scale_row(row, dims_.dp,
-                inverse_or_zero(channel_weights(row, s.state.c, dims_.dp, row).sum));
-    }
+    channel_weights(count, dims_, w, s.state.c, w, tiles.row_high, tiles.row_sum);
+    invert_sums(count, tiles.row_sum);
+    for (std::int64_t i = 0; i < count; ++i)
+      scale_row(w + i * dims_.dp, dims_.dp, tiles.row_sum[i]);
     if (wants_lln_channels()) {
       gemm(count, dims_.dvp, dims_.d, by_rows(w, dims_.dp), s.state.values, dims_.dvp, tiles.lln_dv,
            dims_.dvp, false);
@@ -304,19 +320,18 @@ class BackwardParts {
     gemm(count, dims_.dp, dims_.dv, by_rows(tiles.g, dims_.dvp), s.transposed, dims_.dp,
          tiles.dweights, dims_.dp, false);
     if (request_.alpha) load_raw(head.q, chunk, tiles.raw);
+    row_dots(count, dims_.dp, w, tiles.dweights, tiles.row_dots);
     for (std::int64_t i = 0; i < count; ++i) {
       float* const row = w + i * dims_.dp;
       const float* const dw = tiles.dweights + i * dims_.dp;
       float* const dq = tiles.lln_d + i * dims_.dp;
-      const float delta = dot(row, dw, dims_.dp);
+      const float delta = tiles.row_dots[i];
       const float weight = head.row_weight(lln_weight_, chunk.begin + i);
       const float alpha_sum = exponent_gradient(
-          row, dw, hn::Set(kTag, delta), nullptr,
-          slope == nullptr ? nullptr : slope + i * dims_.dp,
+          row, dw, hn::Set(kTag, delta), nullptr, slope == nullptr ? nullptr : slope + i * dims_.dp,
           request_.alpha ? tiles.raw + i * dims_.dp : nullptr, weight, dims_.dp, dq);
       row_sums.alpha() += static_cast<double>(alpha_sum);
       scale_row(dq, dims_.dp, head.alpha);
-      tiles.row_dots[i] = delta;
       if (weight != 1.0F) scale_row(row, dims_.dp, weight);
       add_scaled(sums.t, row, dims_.dp, delta, true);
     }
@@ -332,8 +347,8 @@ class BackwardParts {
     float* const kn = tiles.exponents;
     for (std::int64_t l = 0; l < dims_.dp; l += kLanes) {
       // Padding channels have c = -inf and exponents 0; any finite weight will do for them.
-      const auto real = hn::FirstN(kTag, static_cast<std::size_t>(std::clamp<std::int64_t>(
-                                             dims_.d - l, 0, kLanes)));
+      const auto real = hn::FirstN(
+          kTag, static_cast<std::size_t>(std::clamp<std::int64_t>(dims_.d - l, 0, kLanes)));
       const Vec c = hn::IfThenElseZero(real, hn::Load(kTag, s.state.c + l));
       for (std::int64_t i = 0; i < n; ++i) {
         float* const x = kn + i * dims_.dp + l;
@@ -345,15 +360,15 @@ class BackwardParts {
     gemm(n, dims_.dp, dims_.dv, by_rows(tiles.values, dims_.dvp), s.dtransposed, dims_.dp,
          tiles.dweights, dims_.dp, false);
     if (request_.beta) {
-      load_tile(keys.k, n, [&](std::int64_t i) { return tiles.token[i]; }, 1.0F, tiles.raw,
-                dims_.dp);
+      load_tile(
+          keys.k, n, [&](std::int64_t i) { return tiles.token[i]; }, tiles.raw, dims_.dp);
     }
     for (std::int64_t i = 0; i < n; ++i) {
       float* const dk = tiles.lln_d + i * dims_.dp;
-      const float sum = exponent_gradient(
-          kn + i * dims_.dp, tiles.dweights + i * dims_.dp, hn::Zero(kTag), s.sums.t,
-          slope == nullptr ? nullptr : slope + i * dims_.dp,
-          request_.beta ? tiles.raw + i * dims_.dp : nullptr, 1.0F, dims_.dp, dk);
+      const float sum =
+          exponent_gradient(kn + i * dims_.dp, tiles.dweights + i * dims_.dp, hn::Zero(kTag),
+                            s.sums.t, slope == nullptr ? nullptr : slope + i * dims_.dp,
+                            request_.beta ? tiles.raw + i * dims_.dp : nullptr, 1.0F, dims_.dp, dk);
       *beta_sum += static_cast<double>(sum);
       scale_row(dk, dims_.dp, keys.beta);
     }
@@ -361,8 +376,8 @@ class BackwardParts {
   }
 
   void load_raw(const ConstRows& rows, Range range, float* out) const {
-    load_tile(rows, range.size(), [&](std::int64_t i) { return range.begin + i; }, 1.0F, out,
-              dims_.dp);
+    load_tile(
+        rows, range.size(), [&](std::int64_t i) { return range.begin + i; }, out, dims_.dp);
   }
 
   const Call& call_;

@@ -1,9 +1,9 @@
 // The exact masked block inside a causal chunk. With r a reference exponent per channel,
 //   2^(a_i + u_j) = sum_l 2^(a_il + r_l) 2^(u_jl - r_l)
-// is a plain matrix product as long as the keys of the chunk spread by less than kMaxSpread in every
-// channel; a chunk that spreads more is halved, down to single rows, which are always exact. The
-// part of the keys before the chunk is read from their state, and both parts are joined by their log
-// masses (docs/theory.md).
+// is a plain matrix product as long as the keys of the chunk spread by less than kMaxSpread in
+// every channel; a chunk that spreads more is halved, down to single rows, which are always exact.
+// The part of the keys before the chunk is read from their state, and both parts are joined by
+// their log masses (docs/theory.md).
 // SPDX-License-Identifier: Apache-2.0
 #if defined(LLN_CPU_CAUSAL_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef LLN_CPU_CAUSAL_INL_H_
@@ -19,11 +19,11 @@ HWY_BEFORE_NAMESPACE();
 namespace lln::cpu {
 namespace HWY_NAMESPACE {
 
-// 60 in natural units: E lies in [2^-43, 2^43], and with row factors of at most 1 no product or sum of
-// products leaves the range of f32.
+// 60 in natural units: E lies in [2^-43, 2^43], and with row factors of at most 1 no product or sum
+// of products leaves the range of f32.
 constexpr float kMaxSpread = 86.5F;
-// Rows of the masked products that are computed together: above the diagonal nothing is, in steps of
-// this.
+// Rows of the masked products that are computed together: above the diagonal nothing is, in steps
+// of this.
 constexpr std::int64_t kTriangleStep = 32;
 
 // Exponents and values of all tokens of a chunk; those that are not valid have u = -inf and v = 0.
@@ -31,9 +31,8 @@ HWY_INLINE void load_chunk_keys(const Dims& dims, const KeyHead& head, Range chu
                                 const CausalTiles& t) {
   const std::int64_t count = chunk.size();
   const auto token = [&](std::int64_t i) { return chunk.begin + i; };
-  load_tile(head.k, count, token, 1.0F, t.keys, dims.dp);
-  to_exponents(head.feature, head.power, head.beta, count, t.keys, dims.dp, slope);
-  load_tile(head.v, count, token, 1.0F, t.values, dims.dvp);
+  load_exponents(head.k, count, token, head.feature, head.power, head.beta, t.keys, dims.dp, slope);
+  load_tile(head.v, count, token, t.values, dims.dvp);
   for (std::int64_t i = 0; i < count; ++i) {
     if (head.sequence->valid(chunk.begin + i)) continue;
     std::fill(t.keys + i * dims.dp, t.keys + (i + 1) * dims.dp, kNegInf);
@@ -43,8 +42,8 @@ HWY_INLINE void load_chunk_keys(const Dims& dims, const KeyHead& head, Range chu
 }
 
 struct Leaf {
-  Range rows;      // counted from the chunk's first token
-  bool has_keys;   // at least one of them is valid
+  Range rows;     // counted from the chunk's first token
+  bool has_keys;  // at least one of them is valid
 };
 
 // Middle and spread of the valid keys of some rows of the chunk; false where they spread too far.
@@ -53,8 +52,8 @@ HWY_INLINE bool measure_spread(const Dims& dims, Range rows, const CausalTiles& 
   bool fits = true;
   has_keys = false;
   for (std::int64_t l = 0; l < dims.dp; l += kLanes) {
-    const auto real = hn::FirstN(
-        kTag, static_cast<std::size_t>(std::clamp<std::int64_t>(dims.d - l, 0, kLanes)));
+    const auto real =
+        hn::FirstN(kTag, static_cast<std::size_t>(std::clamp<std::int64_t>(dims.d - l, 0, kLanes)));
     Vec high = hn::Set(kTag, kNegInf);
     Vec low = hn::Neg(high);
     for (std::int64_t i = rows.begin; i < rows.end; ++i) {
@@ -130,44 +129,45 @@ HWY_INLINE void lower_product(std::int64_t count, std::int64_t depth, const floa
     gemm(end - begin, padded(end), depth, by_rows(a + begin * lda, lda), b_transposed, ld,
          out + begin * ld, ld, false);
   }
-  for (std::int64_t i = 0; i < count; ++i) std::fill(out + i * ld + i + 1, out + (i + 1) * ld, 0.0F);
+  for (std::int64_t i = 0; i < count; ++i)
+    std::fill(out + i * ld + i + 1, out + (i + 1) * ld, 0.0F);
 }
 
 // products = tril(Y E^T) and its row sums.
 HWY_INLINE void make_products(const Dims& dims, std::int64_t count, const CausalTiles& t) {
   const std::int64_t ld = padded(count);
   lower_product(count, dims.d, t.chunk_weights, dims.dp, t.relative_transposed, t.products);
+  RowVectors partial;
   for (std::int64_t i = 0; i < count; ++i) {
     Vec sum = hn::Zero(kTag);
     for (std::int64_t j = 0; j <= i; j += kLanes) {
       sum = hn::Add(sum, hn::Load(kTag, t.products + i * ld + j));
     }
-    t.chunk_sum[i] = reduce_sum(sum);
+    partial.set(i, sum);
   }
+  partial.sum(count, t.chunk_sum);
 }
 
 // Joins the masses of both parts: the factors that make prefix_weights and products probabilities.
+// Only the difference of their exponents enters, so nothing is lost where both are large.
 HWY_INLINE void join_masses(std::int64_t count, const CausalTiles& t) {
-  const Vec none = hn::Set(kTag, kNegInf);
   const Vec zero = hn::Zero(kTag);
-  const Vec one = hn::Set(kTag, 1.0F);
+  const Vec lowest = hn::Set(kTag, kLowest);
   for (std::int64_t i = 0; i < count; i += kLanes) {
-    const auto log_mass = [&](const float* high, const float* sum) HWY_ATTR {
-      const Vec s = hn::Load(kTag, sum + i);
-      const Vec mass = hn::Add(hn::Load(kTag, high + i), hn::Log2(kTag, s));
-      return hn::IfThenElse(hn::Gt(s, zero), mass, none);
-    };
-    const Vec a = log_mass(t.prefix_high, t.prefix_sum);
-    const Vec b = log_mass(t.chunk_high, t.chunk_sum);
-    const Vec high = hn::Max(a, b);
-    const Vec more = hn::Log2(kTag, hn::Add(one, exp2(hn::Sub(hn::Min(a, b), high))));
-    const Vec z = hn::IfThenElse(hn::Eq(high, none), zero, hn::Add(high, more));
-    const auto factor = [&](const float* part_high, const Vec mass) HWY_ATTR {
-      return hn::IfThenZeroElse(hn::Eq(mass, none),
-                                exp2(hn::Sub(hn::Load(kTag, part_high + i), z)));
-    };
-    hn::Store(factor(t.prefix_high, a), kTag, t.prefix_factor + i);
-    hn::Store(factor(t.chunk_high, b), kTag, t.chunk_factor + i);
+    const Vec prefix = hn::Load(kTag, t.prefix_sum + i);
+    const Vec chunk = hn::Load(kTag, t.chunk_sum + i);
+    // A part without mass is infinitely far below the other.
+    const Vec prefix_high =
+        hn::IfThenElse(hn::Eq(prefix, zero), lowest, hn::Load(kTag, t.prefix_high + i));
+    const Vec chunk_high =
+        hn::IfThenElse(hn::Eq(chunk, zero), lowest, hn::Load(kTag, t.chunk_high + i));
+    const Vec above = hn::Sub(chunk_high, prefix_high);
+    const Vec prefix_share = exp2(hn::Min(zero, hn::Neg(above)));
+    const Vec chunk_share = exp2(hn::Min(zero, above));
+    const Vec mass = hn::MulAdd(prefix, prefix_share, hn::Mul(chunk, chunk_share));
+    const auto empty = hn::Eq(mass, zero);
+    hn::Store(hn::IfThenZeroElse(empty, hn::Div(prefix_share, mass)), kTag, t.prefix_factor + i);
+    hn::Store(hn::IfThenZeroElse(empty, hn::Div(chunk_share, mass)), kTag, t.chunk_factor + i);
   }
 }
 
@@ -179,31 +179,21 @@ HWY_INLINE void make_weights(const Dims& dims, const QueryHead& head, std::int64
   const std::int64_t count = leaf.rows.size();
   const Range rows{first_row, first_row + count};
   head.load(dims, rows, t.rows, slope);
-  for (std::int64_t i = 0; i < count; ++i) {
-    const ChannelSum prefix =
-        channel_weights(t.rows + i * dims.dp, before.c, dims.dp, t.prefix_weights + i * dims.dp);
-    t.prefix_high[i] = prefix.high;
-    t.prefix_sum[i] = prefix.sum;
-    t.chunk_high[i] = 0;
-    t.chunk_sum[i] = 0;
-  }
+  channel_weights(count, dims, t.rows, before.c, t.prefix_weights, t.prefix_high, t.prefix_sum);
   if (leaf.has_keys) {
-    for (std::int64_t i = 0; i < count; ++i) {
-      t.chunk_high[i] = channel_weights(t.rows + i * dims.dp, t.row_reference, dims.dp,
-                                        t.chunk_weights + i * dims.dp)
-                            .high;
-    }
+    channel_weights(count, dims, t.rows, t.row_reference, t.chunk_weights, t.chunk_high,
+                    t.chunk_sum);
     make_products(dims, count, t);
-  }
-  for (std::int64_t i = count; i < padded(count); ++i) {
-    t.prefix_high[i] = t.prefix_sum[i] = t.chunk_high[i] = t.chunk_sum[i] = 0;
+  } else {
+    std::fill(t.chunk_sum, t.chunk_sum + padded(count), 0.0F);
+    std::fill(t.chunk_high, t.chunk_high + padded(count), 0.0F);
   }
   join_masses(count, t);
 }
 
 // Calls body(i, chunk) for the chunks of a segment with t.keys, t.values loaded, t.start the state
-// of all keys before the chunk; `prefix` is the state before the segment. Afterwards t.sums holds the
-// keys of the segment.
+// of all keys before the chunk; `prefix` is the state before the segment. Afterwards t.sums holds
+// the keys of the segment.
 template <class Body>
 void walk_segment(const Dims& dims, const KeyHead& head, Range segment, const State& prefix,
                   const CausalTiles& t, Body&& body) {

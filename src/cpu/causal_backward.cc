@@ -1,6 +1,6 @@
-// Backward pass of causal LLN, with or without the block-diagonal part. Segments are walked from the
-// last to the first, and so are the chunks inside them: each reads the state before it, gives dq of
-// its rows, dk and dv of its keys, and adds its rows to what later rows send to earlier keys.
+// Backward pass of causal LLN, with or without the block-diagonal part. Segments are walked from
+// the last to the first, and so are the chunks inside them: each reads the state before it, gives
+// dq of its rows, dk and dv of its keys, and adds its rows to what later rows send to earlier keys.
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/highway.h"
 
@@ -19,8 +19,12 @@ namespace {
 class CausalBackward {
  public:
   explicit CausalBackward(const Call& call)
-      : call_(call), p_(call.problem), dims_(p_), arena_(call.workspace),
-        layout_(arena_, p_, dims_, worker_count(call.parallel)), parts_(call, dims_) {
+      : call_(call),
+        p_(call.problem),
+        dims_(p_),
+        arena_(call.workspace),
+        layout_(arena_, p_, dims_, worker_count(call.parallel)),
+        parts_(call, dims_) {
     parts_.row_lse = layout_.row_lse;
     parts_.row_delta = layout_.row_delta;
   }
@@ -64,8 +68,8 @@ class CausalBackward {
           }
           for (std::int64_t i = count - 1; i >= 0; --i) {
             const bool last = i + 1 == count;
-            walk_back(work, i, {states[i], last ? nullptr : states[i + 1].c,
-                                last ? nullptr : &beyond},
+            walk_back(work, i,
+                      {states[i], last ? nullptr : states[i + 1].c, last ? nullptr : &beyond},
                       LeafOutputs::all, worker);
             add_beyond(states[i].c, last ? nullptr : states[i + 1].c,
                        layout_.gradient[static_cast<std::size_t>(worker)].later, beyond);

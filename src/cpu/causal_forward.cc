@@ -1,5 +1,5 @@
-// Forward pass of causal LLN, with or without the block-diagonal part: chunks are walked in order, each
-// reads the state of all keys before it and the exact masked block inside it.
+// Forward pass of causal LLN, with or without the block-diagonal part: chunks are walked in order,
+// each reads the state of all keys before it and the exact masked block inside it.
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/highway.h"
 
@@ -18,9 +18,13 @@ namespace {
 class CausalForward {
  public:
   explicit CausalForward(const Call& call)
-      : call_(call), p_(call.problem), dims_(p_), arena_(call.workspace),
+      : call_(call),
+        p_(call.problem),
+        dims_(p_),
+        arena_(call.workspace),
         layout_(arena_, p_, dims_, worker_count(call.parallel)),
-        lln_weight_(PartWeight::of_lln(call)), diag_weight_(PartWeight::of_diag(call)) {}
+        lln_weight_(PartWeight::of_lln(call)),
+        diag_weight_(PartWeight::of_diag(call)) {}
 
   void run() {
     constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
@@ -92,8 +96,7 @@ class CausalForward {
     float* const zeros = layout_.tiles[static_cast<std::size_t>(worker)].row;
     std::fill(zeros, zeros + dims_.dvp, 0.0F);
     for (std::int64_t g = 0; g < dims_.group; ++g) {
-      const Rows o =
-          rows_of(call_.out.o, seq.batch, keys.head_k * dims_.group + g, seq.q_begin);
+      const Rows o = rows_of(call_.out.o, seq.batch, keys.head_k * dims_.group + g, seq.q_begin);
       for (std::int64_t i = 0; i < seq.key_first; ++i) store_row(o, i, zeros);
     }
   }
@@ -103,12 +106,13 @@ class CausalForward {
     walk_segment(dims_, keys, segment, prefix, t, [&](std::int64_t, Range chunk) HWY_ATTR {
       for_each_leaf<false>(dims_, {0, chunk.size()}, t.start, t, 0,
                            [&](const Leaf& leaf, const State& before) HWY_ATTR {
-        if (leaf.has_keys) make_relative(dims_, leaf, t);
-        for (std::int64_t g = 0; g < dims_.group; ++g) {
-          forward_leaf(keys, QueryHead(call_, keys, keys.head_k * dims_.group + g), chunk.begin,
-                       leaf, before, worker);
-        }
-      });
+                             if (leaf.has_keys) make_relative(dims_, leaf, t);
+                             for (std::int64_t g = 0; g < dims_.group; ++g) {
+                               forward_leaf(keys,
+                                            QueryHead(call_, keys, keys.head_k * dims_.group + g),
+                                            chunk.begin, leaf, before, worker);
+                             }
+                           });
     });
   }
 

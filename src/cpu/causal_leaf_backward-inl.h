@@ -1,5 +1,6 @@
 // The causal backward of one segment, leaf by leaf from the last to the first. In the letters of
-// docs/theory.md, with (c0, C0) the state before the leaf, r its reference, Z the log mass of a row:
+// docs/theory.md, with (c0, C0) the state before the leaf, r its reference, Z the log mass of a
+// row:
 //
 //   W0 = 2^(a + c0 - Z), Y = 2^(a + r - Z), E = 2^(u - r), P = tril(Y E^T), S = tril(g v^T - delta)
 //   da = W0 * (g C0^T - delta) + Y * (S E)
@@ -37,9 +38,17 @@ class CausalLeafBackward {
                      const KeyHead& keys, LeafOutputs outputs, const BackwardTiles& tiles,
                      const CausalTiles& causal, const CausalGradientTiles& gradient,
                      const RowSums* row_sums, double* beta_sum)
-      : call_(call), dims_(dims), parts_(parts), keys_(keys), rows_(outputs != LeafOutputs::keys),
-        columns_(outputs != LeafOutputs::rows), tiles_(tiles), t_(causal), grad_(gradient),
-        row_sums_(row_sums), beta_sum_(beta_sum) {}
+      : call_(call),
+        dims_(dims),
+        parts_(parts),
+        keys_(keys),
+        rows_(outputs != LeafOutputs::keys),
+        columns_(outputs != LeafOutputs::rows),
+        tiles_(tiles),
+        t_(causal),
+        grad_(gradient),
+        row_sums_(row_sums),
+        beta_sum_(beta_sum) {}
 
   // Leaves in gradient.later the [G, T] of the segment's rows relative to boundary.before.c.
   void walk_back(Range segment, const SegmentBoundary& boundary) const {
@@ -62,11 +71,11 @@ class CausalLeafBackward {
     for (std::int64_t i = chunks.count() - 1; i >= 0; --i) {
       const Range chunk = chunks[i];
       load_chunk_keys(dims_, keys_, chunk, parts_.has_slope() ? grad_.key_slope : nullptr, t_);
-      for_each_leaf<true>(dims_, {0, chunk.size()}, grad_.starts[static_cast<std::size_t>(i)], t_, 0,
-                          [&](const Leaf& leaf, const State& before) HWY_ATTR {
-        backward_leaf(leaf, chunk, before, boundary, has_later);
-        has_later = true;
-      });
+      for_each_leaf<true>(dims_, {0, chunk.size()}, grad_.starts[static_cast<std::size_t>(i)], t_,
+                          0, [&](const Leaf& leaf, const State& before) HWY_ATTR {
+                            backward_leaf(leaf, chunk, before, boundary, has_later);
+                            has_later = true;
+                          });
       if (columns_) finish_chunk_keys(chunk);
     }
   }
@@ -128,9 +137,8 @@ class CausalLeafBackward {
     float* const dk = grad_.dk + leaf.rows.begin * dims_.dp;
     gemm(count, dims_.dvp, dims_.d, by_rows(grad_.decayed, dims_.dp), all.dvalues, dims_.dvp,
          grad_.dv + leaf.rows.begin * dims_.dvp, dims_.dvp, false);
-    gemm(count, dims_.dp, dims_.dv,
-         by_rows(t_.values + leaf.rows.begin * dims_.dvp, dims_.dvp), grad_.all_later_transposed,
-         dims_.dp, dk, dims_.dp, false);
+    gemm(count, dims_.dp, dims_.dv, by_rows(t_.values + leaf.rows.begin * dims_.dvp, dims_.dvp),
+         grad_.all_later_transposed, dims_.dp, dk, dims_.dp, false);
     for (std::int64_t i = 0; i < count; ++i) {
       exponent_gradient(grad_.decayed + i * dims_.dp, dk + i * dims_.dp, hn::Zero(kTag), all.t,
                         nullptr, nullptr, 1.0F, dims_.dp, dk + i * dims_.dp);
@@ -159,10 +167,9 @@ class CausalLeafBackward {
     gemm(count, dims_.dp, dims_.dv, by_rows(tiles_.g, dims_.dvp), grad_.start_transposed, dims_.dp,
          tiles_.dweights, dims_.dp, false);
     if (leaf.has_keys) {
-      lower_product(count, dims_.dv, tiles_.g, dims_.dvp, grad_.values_transposed,
-                    grad_.dproducts);
+      lower_product(count, dims_.dv, tiles_.g, dims_.dvp, grad_.values_transposed, grad_.dproducts);
     }
-    for (std::int64_t i = 0; i < count; ++i) normalise_row(leaf, i, ld);
+    normalise_rows(leaf);
     if (rows_ && parts_.wants_lln_channels()) {
       channel_sums(head, leaf, rows, before, v, row_sums);
     }
@@ -182,7 +189,8 @@ class CausalLeafBackward {
            grad_.dv + leaf.rows.begin * dims_.dvp, dims_.dvp, true);
     }
     for (std::int64_t i = 0; i < count; ++i) {
-      add_scaled(grad_.later.t, t_.prefix_weights + i * dims_.dp, dims_.dp, tiles_.row_dots[i], true);
+      add_scaled(grad_.later.t, t_.prefix_weights + i * dims_.dp, dims_.dp, tiles_.row_dots[i],
+                 true);
     }
     gemm(dims_.d, dims_.dvp, count, by_columns(t_.prefix_weights, dims_.dp), tiles_.g, dims_.dvp,
          grad_.later.dvalues, dims_.dvp, true);
@@ -194,19 +202,27 @@ class CausalLeafBackward {
     }
   }
 
-  // W0, Y and P of a row as probabilities, its delta in row_dots, and S from g v^T.
-  void normalise_row(const Leaf& leaf, std::int64_t i, std::int64_t ld) const {
-    float* const w0 = t_.prefix_weights + i * dims_.dp;
-    scale_row(w0, dims_.dp, t_.prefix_factor[i]);
-    float delta = dot(w0, tiles_.dweights + i * dims_.dp, dims_.dp);
-    if (leaf.has_keys) {
-      scale_row(t_.chunk_weights + i * dims_.dp, dims_.dp, t_.chunk_factor[i]);
-      scale_row(t_.products + i * ld, ld, t_.chunk_factor[i]);
-      float* const s = grad_.dproducts + i * ld;
-      delta += dot(t_.products + i * ld, s, ld);
-      for (std::int64_t j = 0; j <= i; ++j) s[j] -= delta;
+  // W0, Y and P of the rows as probabilities, their delta in row_dots, and S from g v^T.
+  void normalise_rows(const Leaf& leaf) const {
+    const std::int64_t count = leaf.rows.size();
+    const std::int64_t ld = padded(count);
+    RowVectors partial;
+    for (std::int64_t i = 0; i < count; ++i) {
+      scale_row(t_.prefix_weights + i * dims_.dp, dims_.dp, t_.prefix_factor[i]);
+      Vec sum = product_sum(t_.prefix_weights + i * dims_.dp, tiles_.dweights + i * dims_.dp,
+                            dims_.dp, hn::Zero(kTag));
+      if (leaf.has_keys) {
+        scale_row(t_.chunk_weights + i * dims_.dp, dims_.dp, t_.chunk_factor[i]);
+        scale_row(t_.products + i * ld, ld, t_.chunk_factor[i]);
+        sum = product_sum(t_.products + i * ld, grad_.dproducts + i * ld, ld, sum);
+      }
+      partial.set(i, sum);
     }
-    tiles_.row_dots[i] = delta;
+    partial.sum(count, tiles_.row_dots);
+    for (std::int64_t i = 0; leaf.has_keys && i < count; ++i) {
+      float* const s = grad_.dproducts + i * ld;
+      for (std::int64_t j = 0; j <= i; ++j) s[j] -= tiles_.row_dots[i];
+    }
   }
 
   // Sums of g * LLN per channel: the rows themselves are needed here, g . LLN is not enough.
@@ -232,8 +248,8 @@ class CausalLeafBackward {
       multiply_lower(count, dims_.dp, grad_.dproducts, t_.relative, grad_.row_products);
     }
     if (alpha) {
-      load_tile(head.q, count, [&](std::int64_t i) { return rows.begin + i; }, 1.0F, tiles_.raw,
-                dims_.dp);
+      load_tile(
+          head.q, count, [&](std::int64_t i) { return rows.begin + i; }, tiles_.raw, dims_.dp);
     }
     for (std::int64_t i = 0; i < count; ++i) {
       float* const dq = tiles_.lln_d + i * dims_.dp;
@@ -245,9 +261,9 @@ class CausalLeafBackward {
         add_part(dq, grad_.row_products + i * dims_.dp, t_.chunk_weights + i * dims_.dp, 1.0F,
                  dims_.dp, true);
       }
-      row_sums.alpha() += static_cast<double>(finish_exponent(
-          dq, slope == nullptr ? nullptr : slope + i * dims_.dp,
-          alpha ? tiles_.raw + i * dims_.dp : nullptr, weight, head.alpha));
+      row_sums.alpha() += static_cast<double>(
+          finish_exponent(dq, slope == nullptr ? nullptr : slope + i * dims_.dp,
+                          alpha ? tiles_.raw + i * dims_.dp : nullptr, weight, head.alpha));
     }
   }
 
@@ -256,8 +272,9 @@ class CausalLeafBackward {
     const std::int64_t count = leaf.rows.size();
     const bool beta = parts_.request().beta;
     if (beta) {
-      load_tile(keys_.k, count, [&](std::int64_t i) { return chunk.begin + leaf.rows.begin + i; },
-                1.0F, tiles_.raw, dims_.dp);
+      load_tile(
+          keys_.k, count, [&](std::int64_t i) { return chunk.begin + leaf.rows.begin + i; },
+          tiles_.raw, dims_.dp);
     }
     for (std::int64_t i = 0; i < count; ++i) {
       const std::int64_t row = leaf.rows.begin + i;
@@ -265,14 +282,14 @@ class CausalLeafBackward {
       float* const dk = grad_.dk + row * dims_.dp;
       add_part(dk, grad_.key_products + i * dims_.dp, t_.relative + i * dims_.dp, 1.0F, dims_.dp,
                true);
-      *beta_sum_ += static_cast<double>(finish_exponent(
-          dk, parts_.has_slope() ? grad_.key_slope + row * dims_.dp : nullptr,
-          beta ? tiles_.raw + i * dims_.dp : nullptr, 1.0F, keys_.beta));
+      *beta_sum_ += static_cast<double>(
+          finish_exponent(dk, parts_.has_slope() ? grad_.key_slope + row * dims_.dp : nullptr,
+                          beta ? tiles_.raw + i * dims_.dp : nullptr, 1.0F, keys_.beta));
     }
   }
 
-  // Turns the gradient of an exponent into that of q or k; returns the sum of the gradient times raw
-  // over the real channels.
+  // Turns the gradient of an exponent into that of q or k; returns the sum of the gradient times
+  // raw over the real channels.
   float finish_exponent(float* d, const float* slope, const float* raw, float weight,
                         float scale) const {
     float sum = 0;
@@ -294,7 +311,8 @@ class CausalLeafBackward {
     for (std::int64_t i = 0; i < chunk.size(); ++i) {
       if (!keys_.sequence->valid(chunk.begin + i)) continue;
       tiles_.token[n] = chunk.begin + i;
-      std::copy(grad_.dk + i * dims_.dp, grad_.dk + (i + 1) * dims_.dp, tiles_.lln_d + n * dims_.dp);
+      std::copy(grad_.dk + i * dims_.dp, grad_.dk + (i + 1) * dims_.dp,
+                tiles_.lln_d + n * dims_.dp);
       std::copy(grad_.dv + i * dims_.dvp, grad_.dv + (i + 1) * dims_.dvp,
                 tiles_.lln_dv + n * dims_.dvp);
       ++n;

@@ -19,9 +19,13 @@ namespace {
 class Forward {
  public:
   Forward(const Call& call)
-      : call_(call), p_(call.problem), dims_(p_), arena_(call.workspace),
+      : call_(call),
+        p_(call.problem),
+        dims_(p_),
+        arena_(call.workspace),
         layout_(arena_, p_, dims_, worker_count(call.parallel)),
-        lln_weight_(PartWeight::of_lln(call)), diag_weight_(PartWeight::of_diag(call)) {}
+        lln_weight_(PartWeight::of_lln(call)),
+        diag_weight_(PartWeight::of_diag(call)) {}
 
   void run() {
     const std::int64_t pairs = static_cast<std::int64_t>(call_.sequences.size()) * p_.heads_k;
@@ -42,37 +46,35 @@ class Forward {
 
   void build_states(const Wave& wave) {
     const auto tasks = segment_tasks(wave, [](const HeadWork& w) { return w.keys.count(); });
-    parallel_for(call_.parallel, static_cast<std::int64_t>(tasks.size()),
-                 [&](std::int64_t t, int worker) {
-                   const SegmentTask& task = tasks[static_cast<std::size_t>(t)];
-                   const HeadWork& work = wave.heads[static_cast<std::size_t>(task.head)];
-                   const ForwardTiles& tiles = layout_.tiles[worker];
-                   sum_keys(dims_, key_head(work), work.keys[task.segment], tiles.token,
-                            tiles.exponents, tiles.values,
-                            layout_.sums[work.first_key_slot + task.segment]);
-                 });
-    parallel_for(call_.parallel, static_cast<std::int64_t>(wave.heads.size()),
-                 [&](std::int64_t h, int) {
-                   const HeadWork& work = wave.heads[static_cast<std::size_t>(h)];
-                   const State& state = layout_.states[static_cast<std::size_t>(h)];
-                   join_segments(dims_, &layout_.sums[work.first_key_slot], work.keys.count(), state);
-                   save_state(call_.out.saved, key_head(work), dims_, state);
-                 });
+    parallel_for(
+        call_.parallel, static_cast<std::int64_t>(tasks.size()), [&](std::int64_t t, int worker) {
+          const SegmentTask& task = tasks[static_cast<std::size_t>(t)];
+          const HeadWork& work = wave.heads[static_cast<std::size_t>(task.head)];
+          const ForwardTiles& tiles = layout_.tiles[worker];
+          sum_keys(dims_, key_head(work), work.keys[task.segment], tiles.token, tiles.exponents,
+                   tiles.values, layout_.sums[work.first_key_slot + task.segment]);
+        });
+    parallel_for(
+        call_.parallel, static_cast<std::int64_t>(wave.heads.size()), [&](std::int64_t h, int) {
+          const HeadWork& work = wave.heads[static_cast<std::size_t>(h)];
+          const State& state = layout_.states[static_cast<std::size_t>(h)];
+          join_segments(dims_, &layout_.sums[work.first_key_slot], work.keys.count(), state);
+          save_state(call_.out.saved, key_head(work), dims_, state);
+        });
   }
 
   void read_rows(const Wave& wave) {
-    const auto tasks = segment_tasks(
-        wave, [&](const HeadWork& w) { return w.rows.count() * dims_.group; });
-    parallel_for(call_.parallel, static_cast<std::int64_t>(tasks.size()),
-                 [&](std::int64_t t, int worker) {
-                   const SegmentTask& task = tasks[static_cast<std::size_t>(t)];
-                   const HeadWork& work = wave.heads[static_cast<std::size_t>(task.head)];
-                   const std::int64_t segments = work.rows.count();
-                   const std::int64_t h = work.head_k * dims_.group + task.segment / segments;
-                   const State state = p_.has_lln() ? layout_.states[task.head] : State{};
-                   read_segment(work, h, work.rows[task.segment % segments], state,
-                                layout_.tiles[worker]);
-                 });
+    const auto tasks =
+        segment_tasks(wave, [&](const HeadWork& w) { return w.rows.count() * dims_.group; });
+    parallel_for(
+        call_.parallel, static_cast<std::int64_t>(tasks.size()), [&](std::int64_t t, int worker) {
+          const SegmentTask& task = tasks[static_cast<std::size_t>(t)];
+          const HeadWork& work = wave.heads[static_cast<std::size_t>(task.head)];
+          const std::int64_t segments = work.rows.count();
+          const std::int64_t h = work.head_k * dims_.group + task.segment / segments;
+          const State state = p_.has_lln() ? layout_.states[task.head] : State{};
+          read_segment(work, h, work.rows[task.segment % segments], state, layout_.tiles[worker]);
+        });
   }
 
   void read_segment(const HeadWork& work, std::int64_t h, Range rows, const State& state,
@@ -98,21 +100,17 @@ class Forward {
     }
   }
 
-  // tiles.lln[chunk, dvp] = softmax over channels of (alpha q + c), times C.
+  // tiles.lln[chunk, dvp] = softmax over channels of (alpha q + c), times C; its rows are still to
+  // be multiplied by tiles.row_sum.
   void read_state(const QueryHead& head, Range chunk, const State& state,
                   const ForwardTiles& tiles) {
     const std::int64_t count = chunk.size();
     head.load(dims_, chunk, tiles.exponents, nullptr);
-    float inverse[kMaxChunk];
-    for (std::int64_t i = 0; i < count; ++i) {
-      float* const row = tiles.exponents + i * dims_.dp;
-      inverse[i] = inverse_or_zero(channel_weights(row, state.c, dims_.dp, row).sum);
-    }
+    channel_weights(count, dims_, tiles.exponents, state.c, tiles.exponents, tiles.row_high,
+                    tiles.row_sum);
+    invert_sums(count, tiles.row_sum);
     gemm(count, dims_.dvp, dims_.d, by_rows(tiles.exponents, dims_.dp), state.values, dims_.dvp,
          tiles.lln, dims_.dvp, false);
-    for (std::int64_t i = 0; i < count; ++i) {
-      scale_row(tiles.lln + i * dims_.dvp, dims_.dvp, inverse[i]);
-    }
   }
 
   void write_rows(const QueryHead& head, Range chunk, const Rows& o, const ForwardTiles& tiles) {
@@ -120,12 +118,16 @@ class Forward {
       const std::int64_t row = chunk.begin + i;
       const float* const lln = tiles.lln + i * dims_.dvp;
       const float* const diag = tiles.diag + i * dims_.dvp;
-      if (p_.kind != Kind::lln_diag) {
-        store_row(o, row, p_.kind == Kind::lln ? lln : diag);
+      if (p_.kind == Kind::lln) {
+        store_row(o, row, lln, tiles.row_sum[i]);
         continue;
       }
-      add_part(tiles.row, lln, tiles.lln_channel, head.row_weight(lln_weight_, row), dims_.dvp,
-               false);
+      if (p_.kind != Kind::lln_diag) {
+        store_row(o, row, diag);
+        continue;
+      }
+      add_part(tiles.row, lln, tiles.lln_channel,
+               tiles.row_sum[i] * head.row_weight(lln_weight_, row), dims_.dvp, false);
       add_part(tiles.row, diag, tiles.diag_channel, head.row_weight(diag_weight_, row), dims_.dvp,
                true);
       store_row(o, row, tiles.row);

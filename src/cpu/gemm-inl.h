@@ -1,6 +1,6 @@
-// Small dense products on f32 tiles that lie in cache: register-blocked outer products. Every element
-// is one chain of fused multiply-adds over k in order, whatever the blocking, so that a row's result
-// does not depend on the rows beside it.
+// Small dense products on f32 tiles that lie in cache: register-blocked outer products. Every
+// element is one chain of fused multiply-adds over k in order, whatever the blocking, so that a
+// row's result does not depend on the rows beside it.
 // SPDX-License-Identifier: Apache-2.0
 #if defined(LLN_CPU_GEMM_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef LLN_CPU_GEMM_INL_H_
@@ -32,7 +32,7 @@ HWY_INLINE void gemm_tile(std::int64_t k, const Left& a, const float* HWY_RESTRI
                           bool accumulate) {
   Vec acc[kM][kV];
   HWY_UNROLL(8)
-    for (std::int64_t i = 0; i < kM; ++i) {
+  for (std::int64_t i = 0; i < kM; ++i) {
     HWY_UNROLL(8)
     for (std::int64_t j = 0; j < kV; ++j) {
       acc[i][j] = accumulate ? hn::Load(kTag, out + i * ldo + j * kLanes) : hn::Zero(kTag);
@@ -47,11 +47,11 @@ HWY_INLINE void gemm_tile(std::int64_t k, const Left& a, const float* HWY_RESTRI
     for (std::int64_t i = 0; i < kM; ++i) {
       const Vec a_ip = hn::Set(kTag, a_k[i * a.row]);
       HWY_UNROLL(8)
-    for (std::int64_t j = 0; j < kV; ++j) acc[i][j] = hn::MulAdd(a_ip, b_p[j], acc[i][j]);
+      for (std::int64_t j = 0; j < kV; ++j) acc[i][j] = hn::MulAdd(a_ip, b_p[j], acc[i][j]);
     }
   }
   HWY_UNROLL(8)
-    for (std::int64_t i = 0; i < kM; ++i) {
+  for (std::int64_t i = 0; i < kM; ++i) {
     HWY_UNROLL(8)
     for (std::int64_t j = 0; j < kV; ++j) hn::Store(acc[i][j], kTag, out + i * ldo + j * kLanes);
   }
@@ -82,8 +82,9 @@ HWY_INLINE void gemm_columns(std::int64_t m, std::int64_t k, Left a, const float
 }
 
 // out[m, n] = (accumulate ? out : 0) + a[m, k] b[k, n]; n is a multiple of kPad.
-HWY_NOINLINE inline void gemm(std::int64_t m, std::int64_t n, std::int64_t k, Left a, const float* b,
-                       std::int64_t ldb, float* out, std::int64_t ldo, bool accumulate) {
+HWY_NOINLINE inline void gemm(std::int64_t m, std::int64_t n, std::int64_t k, Left a,
+                              const float* b, std::int64_t ldb, float* out, std::int64_t ldo,
+                              bool accumulate) {
   std::int64_t vectors = n / kLanes;
   while (vectors >= kTileVectors) {
     gemm_columns<kTileVectors>(m, k, a, b, ldb, out, ldo, accumulate);
@@ -102,8 +103,8 @@ HWY_NOINLINE inline void gemm(std::int64_t m, std::int64_t n, std::int64_t k, Le
 HWY_INLINE Left by_rows(const float* data, std::int64_t ld) { return {data, ld, 1}; }
 HWY_INLINE Left by_columns(const float* data, std::int64_t ld) { return {data, 1, ld}; }
 
-// dst[c, r] = src[r, c] in blocks of 4 x 4: up to 3 rows more than `rows` are read and written (both
-// tiles have room for them); `columns` is a multiple of 4.
+// dst[c, r] = src[r, c] in blocks of 4 x 4: up to 3 rows more than `rows` are read and written
+// (both tiles have room for them); `columns` is a multiple of 4.
 HWY_INLINE void transpose(const float* HWY_RESTRICT src, std::int64_t lds, std::int64_t rows,
                           std::int64_t columns, float* HWY_RESTRICT dst, std::int64_t ldd) {
 #if HWY_TARGET == HWY_SCALAR
@@ -132,6 +133,39 @@ HWY_INLINE void transpose(const float* HWY_RESTRICT src, std::int64_t lds, std::
   }
 #endif
 }
+
+// One vector for each row of a tile, to be reduced over its lanes. Reducing many rows together has
+// no chain of dependent shuffles, which would cost more than the arithmetic of a row.
+struct RowVectors {
+  HWY_ALIGN float lanes[kMaxChunk * kLanes];  // [rows, lanes]
+
+  HWY_INLINE void set(std::int64_t row, Vec v) { hn::Store(v, kTag, lanes + row * kLanes); }
+
+  // out[row] = combination of the row's lanes; up to kPad - 1 entries more than `rows` are written.
+  template <class Combine>
+  HWY_INLINE void reduce(std::int64_t rows, float* HWY_RESTRICT out, Combine&& combine) const {
+    if constexpr (kLanes == 1) {
+      std::copy(lanes, lanes + rows, out);
+    } else {
+      const std::int64_t ld = padded(rows);
+      HWY_ALIGN float turned[kMaxChunk * kLanes];  // [lanes, rows]
+      transpose(lanes, kLanes, rows, kLanes, turned, ld);
+      for (std::int64_t i = 0; i < ld; i += kLanes) {
+        Vec total = hn::Load(kTag, turned + i);
+        for (std::int64_t l = 1; l < kLanes; ++l) {
+          total = combine(total, hn::Load(kTag, turned + l * ld + i));
+        }
+        hn::Store(total, kTag, out + i);
+      }
+    }
+  }
+  HWY_INLINE void sum(std::int64_t rows, float* out) const {
+    reduce(rows, out, [](Vec a, Vec b) HWY_ATTR { return hn::Add(a, b); });
+  }
+  HWY_INLINE void max(std::int64_t rows, float* out) const {
+    reduce(rows, out, [](Vec a, Vec b) HWY_ATTR { return hn::Max(a, b); });
+  }
+};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace lln::cpu

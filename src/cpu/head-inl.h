@@ -18,9 +18,12 @@ namespace HWY_NAMESPACE {
 // Key head `head_k` of a sequence.
 struct KeyHead {
   KeyHead(const Call& call, std::int64_t s, std::int64_t head)
-      : sequence(&call.sequences[static_cast<std::size_t>(s)]), index(s), head_k(head),
+      : sequence(&call.sequences[static_cast<std::size_t>(s)]),
+        index(s),
+        head_k(head),
         k(rows_of(call.in.k, sequence->batch, head, sequence->k_begin)),
-        v(rows_of(call.in.v, sequence->batch, head, sequence->k_begin)), feature(call.problem.feature),
+        v(rows_of(call.in.v, sequence->batch, head, sequence->k_begin)),
+        feature(call.problem.feature),
         power(call.problem.power) {
     if (call.problem.has_lln()) beta = static_cast<float>(element(call.in.beta, s, head, 0, 0));
   }
@@ -42,9 +45,8 @@ struct KeyHead {
       if (sequence->valid(j)) token[count++] = j;
     }
     const auto nth = [&](std::int64_t i) { return token[i]; };
-    load_tile(k, count, nth, 1.0F, u, dims.dp);
-    to_exponents(feature, power, beta, count, u, dims.dp, slope);
-    load_tile(v, count, nth, 1.0F, values, dims.dvp);
+    load_exponents(k, count, nth, feature, power, beta, u, dims.dp, slope);
+    load_tile(v, count, nth, values, dims.dvp);
     return count;
   }
 };
@@ -52,8 +54,11 @@ struct KeyHead {
 // Query head `h` of a sequence.
 struct QueryHead {
   QueryHead(const Call& call, const KeyHead& keys, std::int64_t head)
-      : sequence(keys.sequence), h(head), q(rows_of(call.in.q, sequence->batch, h, sequence->q_begin)),
-        feature(keys.feature), power(keys.power) {
+      : sequence(keys.sequence),
+        h(head),
+        q(rows_of(call.in.q, sequence->batch, h, sequence->q_begin)),
+        feature(keys.feature),
+        power(keys.power) {
     if (call.problem.has_lln()) {
       alpha = static_cast<float>(element(call.in.alpha, keys.index, h, 0, 0));
     }
@@ -67,14 +72,14 @@ struct QueryHead {
   float alpha = 1;
 
   HWY_INLINE void load(const Dims& dims, Range rows, float* a, float* slope) const {
-    load_tile(q, rows.size(), [&](std::int64_t i) { return rows.begin + i; }, 1.0F, a, dims.dp);
-    to_exponents(feature, power, alpha, rows.size(), a, dims.dp, slope);
+    load_exponents(
+        q, rows.size(), [&](std::int64_t i) { return rows.begin + i; }, feature, power, alpha, a,
+        dims.dp, slope);
   }
 
   // The weight of a part for a row of this head, 1 where the channels carry it.
   float row_weight(const PartWeight& weight, std::int64_t row) const {
-    return weight.per_channel() ? 1.0F
-                                : weight.at(sequence->batch, h, sequence->q_begin + row);
+    return weight.per_channel() ? 1.0F : weight.at(sequence->batch, h, sequence->q_begin + row);
   }
 
   // The weights of a part for the channels of this head, all 1 where the rows carry them.
@@ -86,7 +91,8 @@ struct QueryHead {
 
   ScoreHead scores(const Call& call, const KeyHead& keys, const Dims& dims,
                    const ScoreTiles& tiles) const {
-    return {sequence, &dims, &tiles, call.problem.causal, call.problem.diag_block, q, keys.k, keys.v};
+    return {sequence, &dims,  &tiles, call.problem.causal, call.problem.diag_block,
+            q,        keys.k, keys.v};
   }
 };
 
@@ -121,7 +127,8 @@ HWY_INLINE void load_state(const AttentionSaved& saved, const KeyHead& head, con
       rows_of(static_cast<ConstView>(saved.channel_values), head.index, head.head_k, 0);
   const auto* const lse = reinterpret_cast<const float*>(c.row(0));
   for (std::int64_t l = 0; l < dims.dp; ++l) state.c[l] = l < dims.d ? lse[l] * kLog2E : kNegInf;
-  load_tile(values, dims.d, [](std::int64_t i) { return i; }, 1.0F, state.values, dims.dvp);
+  load_tile(
+      values, dims.d, [](std::int64_t i) { return i; }, state.values, dims.dvp);
   std::fill(state.values + dims.d * dims.dvp, state.values + dims.state(), 0.0F);
 }
 

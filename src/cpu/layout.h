@@ -17,8 +17,12 @@ struct ForwardTiles {
         exponents(arena.floats(padded(dims.chunk) * dims.dp)),
         values(arena.floats(padded(dims.chunk) * dims.dvp)),
         lln(arena.floats(padded(dims.chunk) * dims.dvp)),
-        diag(arena.floats(padded(dims.chunk) * dims.dvp)), row(arena.floats(dims.dvp)),
-        lln_channel(arena.floats(dims.dvp)), diag_channel(arena.floats(dims.dvp)) {
+        diag(arena.floats(padded(dims.chunk) * dims.dvp)),
+        row(arena.floats(dims.dvp)),
+        row_high(arena.floats(padded(dims.chunk))),
+        row_sum(arena.floats(padded(dims.chunk))),
+        lln_channel(arena.floats(dims.dvp)),
+        diag_channel(arena.floats(dims.dvp)) {
     if (p.kind != Kind::lln) scores.emplace_back(arena, dims, /*backward=*/false);
   }
   std::int64_t* token;
@@ -27,6 +31,8 @@ struct ForwardTiles {
   float* lln;                      // [chunk, dvp] rows of the LLN part
   float* diag;                     // [chunk, dvp] rows of the block-diagonal part
   float* row;                      // [dvp]
+  float* row_high;                 // [chunk]
+  float* row_sum;                  // [chunk]
   float* lln_channel;              // [dvp] weights
   float* diag_channel;             // [dvp]
   std::vector<ScoreTiles> scores;  // one or none
@@ -37,7 +43,8 @@ struct ForwardLayout {
   ForwardLayout(Arena& arena, const Problem& p, const Dims& dims, int workers) {
     for (int w = 0; w < workers; ++w) tiles.emplace_back(arena, p, dims);
     if (!p.has_lln()) return;
-    for (std::int64_t i = 0; i < wave_slots(p.tokens_k, workers); ++i) sums.emplace_back(arena, dims);
+    for (std::int64_t i = 0; i < wave_slots(p.tokens_k, workers); ++i)
+      sums.emplace_back(arena, dims);
     for (std::int64_t i = 0; i < wave_heads(workers); ++i) states.emplace_back(arena, dims);
   }
   std::vector<ForwardTiles> tiles;  // one per worker
@@ -58,8 +65,12 @@ struct BackwardTiles {
         values(arena.floats(padded(dims.chunk) * dims.dvp)),
         g(arena.floats(padded(dims.chunk) * dims.dvp)),
         lln_dv(arena.floats(padded(dims.chunk) * dims.dvp)),
-        diag_dv(arena.floats(padded(dims.chunk) * dims.dvp)), row_dots(arena.floats(2 * kMaxChunk)),
-        lln_channel(arena.floats(dims.dvp)), diag_channel(arena.floats(dims.dvp)) {
+        diag_dv(arena.floats(padded(dims.chunk) * dims.dvp)),
+        row_dots(arena.floats(2 * kMaxChunk)),
+        row_high(arena.floats(padded(dims.chunk))),
+        row_sum(arena.floats(padded(dims.chunk))),
+        lln_channel(arena.floats(dims.dvp)),
+        diag_channel(arena.floats(dims.dvp)) {
     if (p.kind != Kind::lln) scores.emplace_back(arena, dims, /*backward=*/true);
   }
   std::int64_t* token;
@@ -74,6 +85,8 @@ struct BackwardTiles {
   float* lln_dv;                   // [chunk, dvp]
   float* diag_dv;                  // [chunk, dvp]
   float* row_dots;                 // [2, chunk]: g . LLN and g . Diag
+  float* row_high;                 // [chunk]
+  float* row_sum;                  // [chunk]
   float* lln_channel;              // [dvp] weights
   float* diag_channel;             // [dvp]
   std::vector<ScoreTiles> scores;  // one or none
@@ -91,7 +104,9 @@ struct QuerySums {
 // A state with what the backward pass adds to it.
 struct GradientState {
   GradientState(Arena& arena, const Dims& dims)
-      : state(arena, dims), transposed(arena.floats(dims.state())), sums(arena, dims),
+      : state(arena, dims),
+        transposed(arena.floats(dims.state())),
+        sums(arena, dims),
         dtransposed(arena.floats(dims.state())) {}
   State state;
   float* transposed;  // [dvp, dp]
@@ -126,13 +141,13 @@ struct BackwardLayout {
     }
   }
   ParameterTotals totals;
-  std::vector<BackwardTiles> tiles;    // one per worker
-  std::vector<GradientState> states;   // one per head of a wave
-  std::vector<KeySums> key_sums;       // one per key segment of a wave
-  std::vector<double*> beta_sums;      // the same
-  std::vector<QuerySums> query_sums;   // one per row segment of a wave
-  std::vector<RowSums> row_sums;       // one per row segment and query head of the group
-  float* row_lse = nullptr;            // [batch, heads, tokens]
+  std::vector<BackwardTiles> tiles;   // one per worker
+  std::vector<GradientState> states;  // one per head of a wave
+  std::vector<KeySums> key_sums;      // one per key segment of a wave
+  std::vector<double*> beta_sums;     // the same
+  std::vector<QuerySums> query_sums;  // one per row segment of a wave
+  std::vector<RowSums> row_sums;      // one per row segment and query head of the group
+  float* row_lse = nullptr;           // [batch, heads, tokens]
   float* row_delta = nullptr;
 };
 
@@ -142,7 +157,8 @@ struct CausalTiles {
       : keys(arena.floats(padded(dims.chunk) * dims.dp)),
         spare(arena.floats(padded(dims.chunk) * dims.dp)),
         values(arena.floats(padded(dims.chunk) * dims.dvp)),
-        reference(arena.floats(dims.dp)), row_reference(arena.floats(dims.dp)),
+        reference(arena.floats(dims.dp)),
+        row_reference(arena.floats(dims.dp)),
         relative(arena.floats(padded(dims.chunk) * dims.dp)),
         relative_transposed(arena.floats(dims.dp * padded(dims.chunk))),
         rows(arena.floats(padded(dims.chunk) * dims.dp)),
@@ -150,9 +166,13 @@ struct CausalTiles {
         chunk_weights(arena.floats(padded(dims.chunk) * dims.dp)),
         products(arena.floats(padded(dims.chunk) * padded(dims.chunk))),
         prefix_factor(arena.floats(padded(dims.chunk))),
-        chunk_factor(arena.floats(padded(dims.chunk))), prefix_high(arena.floats(padded(dims.chunk))),
-        prefix_sum(arena.floats(padded(dims.chunk))), chunk_high(arena.floats(padded(dims.chunk))),
-        chunk_sum(arena.floats(padded(dims.chunk))), sums(arena, dims), half_sums(arena, dims),
+        chunk_factor(arena.floats(padded(dims.chunk))),
+        prefix_high(arena.floats(padded(dims.chunk))),
+        prefix_sum(arena.floats(padded(dims.chunk))),
+        chunk_high(arena.floats(padded(dims.chunk))),
+        chunk_sum(arena.floats(padded(dims.chunk))),
+        sums(arena, dims),
+        half_sums(arena, dims),
         start(arena, dims) {
     for (int i = 0; i < kMaxHalvings; ++i) halves.emplace_back(arena, dims);
   }
@@ -170,10 +190,10 @@ struct CausalTiles {
   float* prefix_factor;        // [leaf] turns prefix_weights into probabilities
   float* chunk_factor;         // [leaf] the same for products
   float *prefix_high, *prefix_sum, *chunk_high, *chunk_sum;  // [leaf]
-  KeySums sums;                // keys of the segment before the chunk
+  KeySums sums;                                              // keys of the segment before the chunk
   KeySums half_sums;
-  State start;                 // all keys before the chunk
-  std::vector<State> halves;   // all keys before the second half, one per halving
+  State start;                // all keys before the chunk
+  std::vector<State> halves;  // all keys before the second half, one per halving
 };
 
 // Heads so few that a sequence must be cut for all workers to have work.
@@ -196,11 +216,11 @@ struct CausalForwardLayout {
       states.emplace_back(arena, dims);
     }
   }
-  std::vector<ForwardTiles> tiles;   // one per worker
-  std::vector<CausalTiles> causal;   // one per worker
-  std::vector<State> prefixes;       // one per worker
-  std::vector<KeySums> sums;         // one per segment, where sequences are cut
-  std::vector<State> states;         // all keys before the segment
+  std::vector<ForwardTiles> tiles;  // one per worker
+  std::vector<CausalTiles> causal;  // one per worker
+  std::vector<State> prefixes;      // one per worker
+  std::vector<KeySums> sums;        // one per segment, where sequences are cut
+  std::vector<State> states;        // all keys before the segment
 };
 
 // What one worker adds to its tiles in the causal backward.
@@ -214,8 +234,11 @@ struct CausalGradientTiles {
         row_products(arena.floats(padded(dims.chunk) * dims.dp)),
         key_products(arena.floats(padded(dims.chunk) * dims.dp)),
         dk(arena.floats(padded(dims.chunk) * dims.dp)),
-        dv(arena.floats(padded(dims.chunk) * dims.dvp)), later_c(arena.floats(dims.dp)),
-        later(arena, dims), all_later(arena, dims), all_later_transposed(arena.floats(dims.state())),
+        dv(arena.floats(padded(dims.chunk) * dims.dvp)),
+        later_c(arena.floats(dims.dp)),
+        later(arena, dims),
+        all_later(arena, dims),
+        all_later_transposed(arena.floats(dims.state())),
         beyond(arena, dims) {
     const std::int64_t chunks = ceil_div(causal_segment_tokens(dims.chunk), dims.chunk);
     for (std::int64_t i = 0; i < chunks; ++i) starts.emplace_back(arena, dims);
@@ -233,12 +256,12 @@ struct CausalGradientTiles {
   QuerySums later;           // [G, T] of the rows after the leaf, inside the segment
   QuerySums all_later;       // with those after the segment
   float* all_later_transposed;
-  QuerySums beyond;          // rows after the segment, where one worker walks the head
-  std::vector<State> starts; // state before each chunk of the segment
+  QuerySums beyond;           // rows after the segment, where one worker walks the head
+  std::vector<State> starts;  // state before each chunk of the segment
 };
 
-// The causal backward. Segments have slots for what is summed over them, and where sequences are cut
-// also for what travels between them.
+// The causal backward. Segments have slots for what is summed over them, and where sequences are
+// cut also for what travels between them.
 struct CausalBackwardLayout {
   CausalBackwardLayout(Arena& arena, const Problem& p, const Dims& dims, int workers)
       : totals(arena, p, dims) {
@@ -267,15 +290,15 @@ struct CausalBackwardLayout {
     }
   }
   ParameterTotals totals;
-  std::vector<BackwardTiles> tiles;            // one per worker
-  std::vector<CausalTiles> causal;             // one per worker
-  std::vector<CausalGradientTiles> gradient;   // one per worker
-  std::vector<double*> beta_sums;              // one per segment
-  std::vector<RowSums> row_sums;               // one per segment and query head of the group
-  std::vector<State> states;                   // keys before each segment: of all heads where
-                                               // sequences are cut, otherwise of a worker's head
-  std::vector<KeySums> key_sums;               // one per segment, where sequences are cut
-  std::vector<QuerySums> query_sums;           // the same: rows of the segment, then rows beyond it
+  std::vector<BackwardTiles> tiles;           // one per worker
+  std::vector<CausalTiles> causal;            // one per worker
+  std::vector<CausalGradientTiles> gradient;  // one per worker
+  std::vector<double*> beta_sums;             // one per segment
+  std::vector<RowSums> row_sums;              // one per segment and query head of the group
+  std::vector<State> states;                  // keys before each segment: of all heads where
+                                              // sequences are cut, otherwise of a worker's head
+  std::vector<KeySums> key_sums;              // one per segment, where sequences are cut
+  std::vector<QuerySums> query_sums;          // the same: rows of the segment, then rows beyond it
   float* row_lse = nullptr;
   float* row_delta = nullptr;
 };

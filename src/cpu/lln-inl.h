@@ -1,6 +1,6 @@
-// The pieces of LLN attention on the identity o = W C (docs/theory.md): weighted sums over keys, the
-// state (c, C) that they become, and the softmax over channels that reads it. Exponents are in units
-// of log2; both factors are probabilities, so nothing overflows and no epsilon is needed.
+// The pieces of LLN attention on the identity o = W C (docs/theory.md): weighted sums over keys,
+// the state (c, C) that they become, and the softmax over channels that reads it. Exponents are in
+// units of log2; both factors are probabilities, so nothing overflows and no epsilon is needed.
 // SPDX-License-Identifier: Apache-2.0
 #if defined(LLN_CPU_LLN_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef LLN_CPU_LLN_INL_H_
@@ -15,8 +15,8 @@ HWY_BEFORE_NAMESPACE();
 namespace lln::cpu {
 namespace HWY_NAMESPACE {
 
-// A sum keeps its reference exponent until a key exceeds it by this much: weights stay below 2^8, and
-// the [d, dv] sums are hardly ever rescaled.
+// A sum keeps its reference exponent until a key exceeds it by this much: weights stay below 2^8,
+// and the [d, dv] sums are hardly ever rescaled.
 constexpr float kReferenceSlack = 8;
 
 HWY_INLINE void reset(const KeySums& sums, const Dims& dims) {
@@ -25,12 +25,26 @@ HWY_INLINE void reset(const KeySums& sums, const Dims& dims) {
   std::fill(sums.a, sums.a + dims.state(), 0.0F);
 }
 
+// The largest exponent of each channel of a column of the tile, in four chains.
+HWY_INLINE Vec column_max(const float* HWY_RESTRICT u, std::int64_t count, std::int64_t ld) {
+  const Vec lowest = hn::Set(kTag, kLowest);
+  Vec a = lowest, b = lowest, c = lowest, d = lowest;
+  std::int64_t i = 0;
+  for (; i + 4 <= count; i += 4, u += 4 * ld) {
+    a = hn::Max(a, hn::Load(kTag, u));
+    b = hn::Max(b, hn::Load(kTag, u + ld));
+    c = hn::Max(c, hn::Load(kTag, u + 2 * ld));
+    d = hn::Max(d, hn::Load(kTag, u + 3 * ld));
+  }
+  for (; i < count; ++i, u += ld) a = hn::Max(a, hn::Load(kTag, u));
+  return hn::Max(hn::Max(a, b), hn::Max(c, d));
+}
+
 // Raises the reference of the channels in which the tile exceeds it; rescales their sums.
 HWY_INLINE void raise_reference(const Dims& dims, const float* HWY_RESTRICT u, std::int64_t count,
                                 const KeySums& sums) {
   for (std::int64_t c = 0; c < dims.dp; c += kLanes) {
-    Vec high = hn::Set(kTag, kLowest);
-    for (std::int64_t i = 0; i < count; ++i) high = hn::Max(high, hn::Load(kTag, u + i * dims.dp + c));
+    const Vec high = column_max(u + c, count, dims.dp);
     const Vec m = hn::Load(kTag, sums.m + c);
     const auto above = hn::Gt(high, hn::Add(m, hn::Set(kTag, kReferenceSlack)));
     if (hn::AllFalse(kTag, above)) continue;
@@ -103,28 +117,43 @@ HWY_INLINE void join(const Dims& dims, const State* before, const KeySums& sums,
   }
 }
 
-// w = 2^(a + c - high) with high the row's maximum, which is returned with the sum of w; w may be a.
-struct ChannelSum {
-  float high;
-  float sum;
-};
-HWY_INLINE ChannelSum channel_weights(const float* a, const float* HWY_RESTRICT c,
-                                      std::int64_t width, float* w) {
-  Vec high = hn::Set(kTag, kLowest);
-  for (std::int64_t l = 0; l < width; l += kLanes) {
-    const Vec x = hn::Add(hn::Load(kTag, a + l), hn::Load(kTag, c + l));
-    high = hn::Max(high, x);
-    hn::Store(x, kTag, w + l);
+// w = 2^(a + c - high) for the rows of a tile, with high[row] the row's maximum and sum[row] the
+// sum of its weights (both with room for padded(count)); w may be a.
+HWY_INLINE void channel_weights(std::int64_t count, const Dims& dims, const float* a,
+                                const float* HWY_RESTRICT c, float* w, float* HWY_RESTRICT high,
+                                float* HWY_RESTRICT sum) {
+  RowVectors partial;
+  const std::int64_t dp = dims.dp;
+  for (std::int64_t i = 0; i < count; ++i) {
+    Vec top = hn::Set(kTag, kLowest);
+    for (std::int64_t l = 0; l < dp; l += kLanes) {
+      const Vec x = hn::Add(hn::Load(kTag, a + i * dp + l), hn::Load(kTag, c + l));
+      top = hn::Max(top, x);
+      hn::Store(x, kTag, w + i * dp + l);
+    }
+    partial.set(i, top);
   }
-  const float top = reduce_max(high);
-  const Vec shift = hn::Set(kTag, top);
-  Vec sum = hn::Zero(kTag);
-  for (std::int64_t l = 0; l < width; l += kLanes) {
-    const Vec e = exp2(hn::Sub(hn::Load(kTag, w + l), shift));
-    sum = hn::Add(sum, e);
-    hn::Store(e, kTag, w + l);
+  partial.max(count, high);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const Vec shift = hn::Set(kTag, high[i]);
+    Vec total = hn::Zero(kTag);
+    for (std::int64_t l = 0; l < dp; l += kLanes) {
+      const Vec e = exp2(hn::Sub(hn::Load(kTag, w + i * dp + l), shift));
+      total = hn::Add(total, e);
+      hn::Store(e, kTag, w + i * dp + l);
+    }
+    partial.set(i, total);
   }
-  return {top, reduce_sum(sum)};
+  partial.sum(count, sum);
+}
+
+// 1 / sum, or 0 where the sum is 0 (a row without keys).
+HWY_INLINE void invert_sums(std::int64_t count, float* sum) {
+  for (std::int64_t i = 0; i < count; i += kLanes) {
+    const Vec s = hn::Load(kTag, sum + i);
+    const Vec inverse = hn::Div(hn::Set(kTag, 1.0F), s);
+    hn::Store(hn::IfThenZeroElse(hn::Eq(s, hn::Zero(kTag)), inverse), kTag, sum + i);
+  }
 }
 
 }  // namespace HWY_NAMESPACE

@@ -13,7 +13,8 @@ namespace lln::cpu {
 // What a caller asked for.
 struct ParameterRequest {
   explicit ParameterRequest(const Call& call)
-      : alpha(call.grads.dalpha.given()), beta(call.grads.dbeta.given()),
+      : alpha(call.grads.dalpha.given()),
+        beta(call.grads.dbeta.given()),
         lln(call.grads.dmix.given() || call.grads.dlln_weight.given()),
         diag(call.grads.dmix.given() || call.grads.ddiag_weight.given()) {}
   bool alpha, beta;
@@ -23,7 +24,8 @@ struct ParameterRequest {
 // Sums of one query head over one segment of rows.
 struct RowSums {
   RowSums(Arena& arena, const Dims& dims)
-      : scalars(arena.take<double>(3)), lln_channel(arena.take<double>(dims.dvp)),
+      : scalars(arena.take<double>(3)),
+        lln_channel(arena.take<double>(dims.dvp)),
         diag_channel(arena.take<double>(dims.dvp)) {}
   double& alpha() const { return scalars[0]; }
   double& lln() const { return scalars[1]; }   // sum of g . LLN
@@ -42,7 +44,10 @@ struct RowSums {
 class ParameterTotals {
  public:
   ParameterTotals(Arena& arena, const Problem& p, const Dims& dims)
-      : dims_(dims), heads_(p.heads), heads_k_(p.heads_k), sequences_(p.sequences),
+      : dims_(dims),
+        heads_(p.heads),
+        heads_k_(p.heads_k),
+        sequences_(p.sequences),
         alpha_(arena.take<double>(p.sequences * p.heads)),
         beta_(arena.take<double>(p.sequences * p.heads_k)),
         lln_(arena.take<double>(p.heads * (1 + dims.dvp))),
@@ -84,8 +89,8 @@ class ParameterTotals {
     for (std::int64_t s = 0; s < out.shape[0]; ++s) {
       for (std::int64_t h = 0; h < out.shape[1]; ++h) {
         double total = 0;
-        for (std::int64_t i = out.shape[0] == 1 ? 0 : s; i < (out.shape[0] == 1 ? sequences_ : s + 1);
-             ++i) {
+        for (std::int64_t i = out.shape[0] == 1 ? 0 : s;
+             i < (out.shape[0] == 1 ? sequences_ : s + 1); ++i) {
           for (std::int64_t j = out.shape[1] == 1 ? 0 : h; j < (out.shape[1] == 1 ? heads : h + 1);
                ++j) {
             total += sums[i * heads + j];

@@ -12,7 +12,8 @@
 
 namespace lln::cpu {
 
-// Rows of scratch tiles are padded to this many floats: the widest vector, so that no loop has a tail.
+// Rows of scratch tiles are padded to this many floats: the widest vector, so that no loop has a
+// tail.
 inline constexpr std::int64_t kPad = 16;
 // Tokens worked on at once. 64 rows of 64 channels are 16 KiB: keys, values and the state of a head
 // of dimension 64 stay in a 48 KiB first-level cache.
@@ -118,7 +119,11 @@ class Arena {
 // Sizes that every kernel needs, by the letters of docs/theory.md.
 struct Dims {
   explicit Dims(const Problem& p)
-      : d(p.dim), dv(p.dim_v), dp(padded(p.dim)), dvp(padded(p.dim_v)), group(p.heads / p.heads_k),
+      : d(p.dim),
+        dv(p.dim_v),
+        dp(padded(p.dim)),
+        dvp(padded(p.dim_v)),
+        group(p.heads / p.heads_k),
         chunk(chunk_tokens(p)) {}
   std::int64_t d, dv, dp, dvp;
   std::int64_t group;  // query heads that share a key head

@@ -60,8 +60,8 @@ class PartWeight {
   bool per_channel() const { return per_channel_; }
   bool per_token() const { return per_token_; }
   float at(std::int64_t batch, std::int64_t head, std::int64_t token, std::int64_t c = 0) const {
-    const float w = weight_.given() ? static_cast<float>(element(weight_, batch, head, token, c))
-                                    : constant_;
+    const float w =
+        weight_.given() ? static_cast<float>(element(weight_, batch, head, token, c)) : constant_;
     return complement_ ? 1 - w : w;
   }
 

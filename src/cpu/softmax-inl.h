@@ -1,6 +1,6 @@
-// Softmax attention of a tile of rows over a range of keys, streamed in tiles with a running maximum:
-// what the block-diagonal part and the softmax operation are made of. Forward, and the two halves of
-// the backward (over rows for dq, over keys for dk and dv).
+// Softmax attention of a tile of rows over a range of keys, streamed in tiles with a running
+// maximum: what the block-diagonal part and the softmax operation are made of. Forward, and the two
+// halves of the backward (over rows for dq, over keys for dk and dv).
 // SPDX-License-Identifier: Apache-2.0
 #if defined(LLN_CPU_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef LLN_CPU_SOFTMAX_INL_H_
@@ -39,8 +39,7 @@ void for_each_block(const ScoreHead& head, Range rows, Body&& body) {
     body(Range{rows.begin, row}, Range{});
   }
   while (row < rows.end) {
-    const std::int64_t begin =
-        seq.key_first + (row - seq.key_first) / head.block * head.block;
+    const std::int64_t begin = seq.key_first + (row - seq.key_first) / head.block * head.block;
     const std::int64_t end = std::min(begin + head.block, seq.k_tokens);
     const std::int64_t stop = std::min(end, rows.end);
     body(Range{row, stop}, Range{begin, std::min(end, seq.key_end)});
@@ -58,16 +57,18 @@ HWY_INLINE std::int64_t load_keys(const ScoreHead& head, Range keys, bool values
   }
   const std::int64_t ld = padded(count);
   const auto token = [&](std::int64_t i) { return t.key[i]; };
-  load_tile(head.k, count, token, 1.0F, t.k, dims.dp);
-  load_tile(head.v, count, token, 1.0F, t.v, dims.dvp);
+  load_tile(head.k, count, token, t.k, dims.dp);
+  load_tile(head.v, count, token, t.v, dims.dvp);
   transpose(t.k, dims.dp, count, dims.dp, t.kt, ld);
   if (values_transposed) transpose(t.v, dims.dvp, count, dims.dvp, t.vt, ld);
   return count;
 }
 
 HWY_INLINE void load_queries(const ScoreHead& head, Range rows) {
-  load_tile(head.q, rows.size(), [&](std::int64_t i) { return rows.begin + i; },
-            head.scale() * kLog2E, head.tiles->q, head.dims->dp);
+  const Vec scale = hn::Set(kTag, head.scale() * kLog2E);
+  load_tile(
+      head.q, rows.size(), [&](std::int64_t i) { return rows.begin + i; }, head.tiles->q,
+      head.dims->dp, [scale](Vec x) HWY_ATTR { return hn::Mul(x, scale); });
 }
 
 // Columns of the tile that a row sees: all, or with a causal mask those up to the row itself.
@@ -278,8 +279,8 @@ HWY_INLINE void softmax_backward_rows(const ScoreHead& head, Range rows, Range k
 
 // Backward over a tile of keys that load_keys() brought in (n of them): adds the part of the rows
 // whose g is in tiles.g to dk[n, dp] (still to be scaled by ln 2) and dv[n, dvp]. The statistics of
-// the rows are either in row_max and row_delta already, or (`whole_rows`: the tile holds all keys of
-// these rows) computed here.
+// the rows are either in row_max and row_delta already, or (`whole_rows`: the tile holds all keys
+// of these rows) computed here.
 template <class Weight>
 HWY_INLINE void softmax_backward_keys(const ScoreHead& head, Range rows, std::int64_t n,
                                       bool whole_rows, Weight&& weight, float* HWY_RESTRICT dk,

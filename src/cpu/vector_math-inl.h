@@ -59,7 +59,9 @@ HWY_INLINE Vec exp2(Vec x) {
 }
 
 // 2^(a - b), where a = -inf means "nothing" whatever b is.
-HWY_INLINE float exp2_difference(float a, float b) { return a == kNegInf ? 0.0F : std::exp2(a - b); }
+HWY_INLINE float exp2_difference(float a, float b) {
+  return a == kNegInf ? 0.0F : std::exp2(a - b);
+}
 
 // log2(2^a + 2^b); -inf is the empty sum.
 HWY_INLINE float log2_add(float a, float b) {
@@ -147,17 +149,16 @@ HWY_INLINE void with_type(DType dtype, F&& f) {
   }
 }
 
-// Row i of the tile is row token(i) of `rows`, times `scale`; padding channels are zero.
-template <class Token>
-HWY_INLINE void load_tile(const ConstRows& rows, std::int64_t count, Token&& token, float scale,
-                          float* HWY_RESTRICT tile, std::int64_t ld) {
+// Row i of the tile is map(row token(i) of `rows`); padding channels are zero.
+template <class Token, class Map>
+HWY_INLINE void load_tile(const ConstRows& rows, std::int64_t count, Token&& token,
+                          float* HWY_RESTRICT tile, std::int64_t ld, Map&& map) {
   with_type(rows.dtype, [&](auto type) HWY_ATTR {
-    const Vec s = hn::Set(kTag, scale);
     for (std::int64_t i = 0; i < count; ++i) {
       float* const out = tile + i * ld;
       std::int64_t done = 0;
       for_each_vector<type()>(rows.row(token(i)), rows.width, [&](Vec x, std::int64_t c) HWY_ATTR {
-        hn::Store(hn::Mul(x, s), kTag, out + c);
+        hn::Store(map(x), kTag, out + c);
         done = c + kLanes;
       });
       for (; done < ld; done += kLanes) hn::Store(hn::Zero(kTag), kTag, out + done);
@@ -165,17 +166,26 @@ HWY_INLINE void load_tile(const ConstRows& rows, std::int64_t count, Token&& tok
   });
 }
 
-HWY_INLINE void store_row(const Rows& rows, std::int64_t token, const float* HWY_RESTRICT values) {
+template <class Token>
+HWY_INLINE void load_tile(const ConstRows& rows, std::int64_t count, Token&& token,
+                          float* HWY_RESTRICT tile, std::int64_t ld) {
+  load_tile(rows, count, token, tile, ld, [](Vec x) HWY_ATTR { return x; });
+}
+
+// Row `token` of `rows` = factor * values.
+HWY_INLINE void store_row(const Rows& rows, std::int64_t token, const float* HWY_RESTRICT values,
+                          float factor = 1.0F) {
   with_type(rows.dtype, [&](auto type) HWY_ATTR {
     constexpr std::int64_t kSize = type() == DType::f32 ? 4 : 2;
+    const Vec f = hn::Set(kTag, factor);
     std::byte* const out = rows.row(token);
     std::int64_t c = 0;
     for (; c + kLanes <= rows.width; c += kLanes) {
-      store_lanes<type()>(hn::Load(kTag, values + c), out + c * kSize);
+      store_lanes<type()>(hn::Mul(f, hn::Load(kTag, values + c)), out + c * kSize);
     }
     if (c < rows.width) {
       alignas(64) std::byte tail[kLanes * kSize];
-      store_lanes<type()>(hn::Load(kTag, values + c), tail);
+      store_lanes<type()>(hn::Mul(f, hn::Load(kTag, values + c)), tail);
       std::memcpy(out + c * kSize, tail, static_cast<std::size_t>((rows.width - c) * kSize));
     }
   });
@@ -206,8 +216,7 @@ HWY_INLINE LogFeature<Vec> log_feature_lanes(Feature feature, float power, Vec x
     case Feature::softplus: {
       const Vec e = hn::Exp(kTag, hn::Neg(hn::Abs(x)));
       const Vec softplus = hn::Add(hn::Max(x, zero), hn::Log1p(kTag, e));
-      const Vec sigmoid =
-          hn::Div(hn::IfThenElse(hn::Ge(x, zero), one, e), hn::Add(one, e));
+      const Vec sigmoid = hn::Div(hn::IfThenElse(hn::Ge(x, zero), one, e), hn::Add(one, e));
       const auto low = hn::Lt(x, hn::Set(kTag, static_cast<float>(kSoftplusSwitch)));
       const Vec half = hn::Mul(e, hn::Set(kTag, 0.5F));
       value = hn::IfThenElse(low, hn::Sub(x, half), hn::Log(kTag, softplus));
@@ -229,21 +238,25 @@ HWY_INLINE LogFeature<Vec> log_feature_lanes(Feature feature, float power, Vec x
   return {hn::IfThenElse(is_nan, x, value), hn::IfThenElse(is_nan, x, slope)};
 }
 
-// Turns a tile of q or k into exponents log2(phi(scale * x)), in place, and writes the derivatives
-// f'(scale * x) to `slope` where it is not null (exp has none: it is 1).
-HWY_INLINE void to_exponents(Feature feature, float power, float scale, std::int64_t count,
-                             float* HWY_RESTRICT tile, std::int64_t ld, float* HWY_RESTRICT slope) {
-  const bool is_exp = feature == Feature::exp;
-  const Vec s = hn::Set(kTag, is_exp ? scale * kLog2E : scale);
-  const Vec log2e = hn::Set(kTag, kLog2E);
+// Exponents log2(phi(scale * x)) of a tile of q or k, and the derivatives f'(scale * x) in `slope`
+// where it is not null (exp needs none: they are 1).
+template <class Token>
+HWY_INLINE void load_exponents(const ConstRows& rows, std::int64_t count, Token&& token,
+                               Feature feature, float power, float scale, float* HWY_RESTRICT tile,
+                               std::int64_t ld, float* HWY_RESTRICT slope) {
+  if (feature == Feature::exp) {
+    const Vec s = hn::Set(kTag, scale * kLog2E);
+    load_tile(rows, count, token, tile, ld,
+              [s](Vec x) HWY_ATTR { return clamp_exponent(hn::Mul(x, s)); });
+    return;
+  }
+  load_tile(rows, count, token, tile, ld);
+  const Vec s = hn::Set(kTag, scale);
   for (std::int64_t i = 0; i < count * ld; i += kLanes) {
-    Vec x = clamp_exponent(hn::Mul(hn::Load(kTag, tile + i), s));
-    if (!is_exp) {
-      const LogFeature<Vec> f = log_feature_lanes(feature, power, x);
-      if (slope != nullptr) hn::Store(f.derivative, kTag, slope + i);
-      x = hn::Mul(f.value, log2e);
-    }
-    hn::Store(x, kTag, tile + i);
+    const Vec x = clamp_exponent(hn::Mul(hn::Load(kTag, tile + i), s));
+    const LogFeature<Vec> f = log_feature_lanes(feature, power, x);
+    if (slope != nullptr) hn::Store(f.derivative, kTag, slope + i);
+    hn::Store(hn::Mul(f.value, hn::Set(kTag, kLog2E)), kTag, tile + i);
   }
 }
 

@@ -46,8 +46,8 @@ inline HeadWork causal_work(const Call& call, const Dims& dims, std::int64_t pai
   return work;
 }
 
-// Takes heads from `next` on until the wave is full: at most `max_heads` heads, and no more segments
-// than there are slots (one head always fits).
+// Takes heads from `next` on until the wave is full: at most `max_heads` heads, and no more
+// segments than there are slots (one head always fits).
 template <class MakeWork>
 Wave take_wave(std::int64_t& next, std::int64_t pairs, std::int64_t max_heads,
                std::int64_t max_key_slots, std::int64_t max_row_slots, MakeWork&& make_work) {

@@ -1,5 +1,6 @@
-// The positive feature maps as f = ln(phi) and its derivative: LLN needs nothing else of them, since
-// its weights are softmaxes of f(alpha q) and f(beta k). Scalar truths shared by all back ends.
+// The positive feature maps as f = ln(phi) and its derivative: LLN needs nothing else of them,
+// since its weights are softmaxes of f(alpha q) and f(beta k). Scalar truths shared by all back
+// ends.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -9,10 +10,11 @@
 
 namespace lln {
 
-inline constexpr double kReluOffset = 1e-3;     // phi = max(x, 0) + offset: rows are never all zero
-inline constexpr double kPowerFloor = 1e-12;    // phi = max(|x|^p, floor)
-inline constexpr double kSoftplusSwitch = -8;   // below, ln(softplus(x)) = x - e^x / 2 to 1e-7
-// Exponents are clamped to this: alpha q + c stays finite in f32, an infinite input acts as its limit.
+inline constexpr double kReluOffset = 1e-3;    // phi = max(x, 0) + offset: rows are never all zero
+inline constexpr double kPowerFloor = 1e-12;   // phi = max(|x|^p, floor)
+inline constexpr double kSoftplusSwitch = -8;  // below, ln(softplus(x)) = x - e^x / 2 to 1e-7
+// Exponents are clamped to this: alpha q + c stays finite in f32, an infinite input acts as its
+// limit.
 inline constexpr double kExponentLimit = 1e38;
 
 template <class T>
