@@ -202,7 +202,14 @@ Findings measure_all(const Request& request) {
 }
 
 std::string seconds_text(const Measurement& m) {
-  return (m.predicted ? "~" : "") + time_text(m.seconds);
+  if (!m.predicted) return time_text(m.seconds);
+  return fmt::format("~{:.{}f} s", m.seconds, m.seconds < 10 ? 1 : 0);
+}
+
+std::string speed_up_text(const Row& row) {
+  const double times = row.softmax.seconds / row.lln.seconds;
+  return fmt::format("{}{:.{}f}x", row.softmax.predicted || row.lln.predicted ? "~" : "", times,
+                     times < 10 ? 1 : 0);
 }
 
 std::string to_text(const Findings& f, const std::string& program) {
@@ -214,9 +221,7 @@ std::string to_text(const Findings& f, const std::string& program) {
       kHeads, kDim, kBlock, f.threads, f.threads == 1 ? "" : "s", f.kernel);
   for (const Row& row : f.rows) {
     text += fmt::format("  {:>7} {:>11} {:>10} {:>9} {:>10} {:>10} {:>13}\n", row.tokens,
-                        seconds_text(row.lln), seconds_text(row.softmax),
-                        fmt::format("{:.{}f}x", row.softmax.seconds / row.lln.seconds,
-                                    row.softmax.seconds < 10 * row.lln.seconds ? 1 : 0),
+                        seconds_text(row.lln), seconds_text(row.softmax), speed_up_text(row),
                         size_text(row.lln.bytes), size_text(row.softmax.bytes),
                         size_text(row.matrix_bytes));
   }

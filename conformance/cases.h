@@ -35,19 +35,19 @@ enum class InputStyle : std::uint8_t {
 };
 
 struct Case {
-  Problem problem;  // op forward or backward
+  Problem problem = {};  // op forward or backward
   Layout layout = Layout::bhnd;
   WeightForm weights = WeightForm::constant;
   bool two_weights = false;  // lln_weight and diag_weight instead of mix
   ParameterForm parameters = ParameterForm::head;
   KeyPattern keys = KeyPattern::all;
   InputStyle style = InputStyle::normal;
-  std::int64_t spike_at = 0;            // index of the key inside its sequence
-  std::vector<std::int64_t> lengths;    // packed: tokens of each sequence
-  std::vector<std::int64_t> lengths_k;  // packed cross attention: key tokens of each sequence
-  bool saved = false;                   // forward writes, backward reads (c, C)
-  bool parameter_gradients = false;     // dalpha, dbeta and the gradients of the weights as well
-  bool quick = false;                   // of the small subset for slow builds
+  std::int64_t spike_at = 0;                 // index of the key inside its sequence
+  std::vector<std::int64_t> lengths = {};    // packed: tokens of each sequence
+  std::vector<std::int64_t> lengths_k = {};  // packed cross attention: key tokens of each sequence
+  bool saved = false;                        // forward writes, backward reads (c, C)
+  bool parameter_gradients = false;  // dalpha, dbeta and the gradients of the weights as well
+  bool quick = false;                // of the small subset for slow builds
 };
 
 // The problem and everything that differs from a plain call of it.

@@ -263,13 +263,18 @@ TEST(Invariance, Workspace) {
   }
 }
 
+// Long sequences are cut into a bounded number of pieces, so the need levels off: it is some states
+// of [dim, dim_v] for each head and worker, and no tensor of the size of the sequence.
 TEST(Invariance, WorkspaceDoesNotGrowWithTheSequence) {
+  constexpr std::size_t kHeads = 12;
+  constexpr std::size_t kState = 64 * (64 + 2) * sizeof(float);
   for (const std::string kind : {"lln", "diag64", "lln+diag64"}) {
     for (const std::string op : kOps) {
       const auto bytes = [&](const std::string& tokens) {
         return workspace_bytes(parse_problem(op + ":f32:cpu:b1h12n" + tokens + "d64:" + kind));
       };
-      EXPECT_EQ(bytes("8192"), bytes("1048576")) << op << ' ' << kind;
+      EXPECT_EQ(bytes("1048576"), bytes("16777216")) << op << ' ' << kind;
+      EXPECT_LE(bytes("16777216"), 32 * kHeads * kState) << op << ' ' << kind;
     }
   }
 }

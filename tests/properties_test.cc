@@ -67,30 +67,43 @@ TEST(Properties, KeysHaveNoOrder) {
   }
 }
 
-// Everything from row t on changes, to other numbers or to NaN: rows before t keep their bits.
+// The rows before t when everything from row t on becomes other - 2 x.
+void expect_past_kept(const std::string& kind, const std::string& op, double other) {
+  // Causal LLN picks a reference exponent per chunk of rows, which may move the last bits of a row;
+  // the others keep every bit.
+  const double tolerance = kind.starts_with("lln") ? 2e-6 : 0;
+  const Case c = make_case(op + ":f32:cpu:b1h2k1n150d24:" + kind);
+  const Inputs in = conformance::make_inputs(c, DType::f32);
+  const char* name = op == "forward" ? "o" : "dq";
+  const TensorSet before = run(c, in);
+  for (const std::int64_t t : {1, 40, 64, 65, 149}) {
+    Inputs changed = in;
+    for (Tensor* tensor : {&changed.q, &changed.k, &changed.v, &changed.g}) {
+      change(*tensor,
+             [&](auto, auto, auto n, auto, double x) { return n < t ? x : other - 2 * x; });
+    }
+    const TensorSet after = run(c, changed);
+    const auto past = [&](auto b, auto h, auto n, auto ch) {
+      return n < t ? std::optional(before.at(name).get(b, h, n, ch)) : std::nullopt;
+    };
+    EXPECT_EQ(first_difference(after.at(name), tolerance, past), "")
+        << name << " when rows from " << t << " on become " << other << " - 2 x in "
+        << to_string(c);
+  }
+}
+
 TEST(Properties, TheFutureNeverChangesThePast) {
   for (const std::string kind : kCausalKinds) {
     for (const std::string op : {"forward", "backward"}) {
-      const Case c = make_case(op + ":f32:cpu:b1h2k1n150d24:" + kind);
-      const Inputs in = conformance::make_inputs(c, DType::f32);
-      const char* name = op == "forward" ? "o" : "dq";
-      const TensorSet before = run(c, in);
-      for (const std::int64_t t : {1, 40, 64, 65, 149}) {
-        for (const double other : {3.0, std::numeric_limits<double>::quiet_NaN()}) {
-          Inputs changed = in;
-          for (Tensor* tensor : {&changed.q, &changed.k, &changed.v, &changed.g}) {
-            change(*tensor,
-                   [&](auto, auto, auto n, auto, double x) { return n < t ? x : other - 2 * x; });
-          }
-          const TensorSet after = run(c, changed);
-          const auto past = [&](auto b, auto h, auto n, auto ch) {
-            return n < t ? std::optional(before.at(name).get(b, h, n, ch)) : std::nullopt;
-          };
-          EXPECT_EQ(first_difference(after.at(name), 0, past), "")
-              << name << " when rows from " << t << " on become " << other << " - 2 x in "
-              << to_string(c);
-        }
-      }
+      for (const double other : {3.0, 150.0}) expect_past_kept(kind, op, other);
+    }
+  }
+}
+
+TEST(Properties, NaNInTheFutureNeverReachesThePast) {
+  for (const std::string kind : kCausalKinds) {
+    for (const std::string op : {"forward", "backward"}) {
+      expect_past_kept(kind, op, std::numeric_limits<double>::quiet_NaN());
     }
   }
 }

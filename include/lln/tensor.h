@@ -12,12 +12,8 @@
 
 namespace lln {
 
-enum class DType : std::uint8_t {
-  f32,
-  f16,
-  bf16,
-  f64
-};  // f64: the reference kernels alone take it
+// f64 is taken by the reference kernels alone.
+enum class DType : std::uint8_t { f32, f16, bf16, f64 };
 
 std::size_t size_of(DType dtype) noexcept;
 const char* to_string(DType dtype) noexcept;

@@ -212,12 +212,13 @@ class BackwardParts {
   // Stores dq, the sum of both parts, and the gradients of weights that belong to rows.
   void finish_rows(const QueryHead& head, Range chunk, const Rows& dq, const RowSums* sums,
                    const BackwardTiles& tiles) const {
-    for (std::int64_t i = 0; i < chunk.size(); ++i) {
-      float* const lln = tiles.lln_d + i * dims_.dp;
-      float* const diag = tiles.diag_d + i * dims_.dp;
-      if (p_.kind == Kind::lln_diag) add_scaled(lln, diag, dims_.dp, 1.0F, true);
-      store_row(dq, chunk.begin + i, p_.has_lln() ? lln : diag);
+    const auto one = [](std::int64_t) { return 1.0F; };
+    if (p_.kind == Kind::lln_diag) {
+      add_scaled(tiles.lln_d, tiles.diag_d, chunk.size() * dims_.dp, 1.0F, true);
     }
+    store_tile(
+        dq, chunk.size(), [&](std::int64_t i) { return chunk.begin + i; },
+        p_.has_lln() ? tiles.lln_d : tiles.diag_d, dims_.dp, one);
     if (p_.kind != Kind::lln_diag) return;
     const Sequence& seq = *head.sequence;
     for (std::int64_t i = 0; i < chunk.size(); ++i) {
@@ -235,18 +236,14 @@ class BackwardParts {
     const Sequence& seq = *keys.sequence;
     const Rows dk = rows_of(call_.grads.dk, seq.batch, keys.head_k, seq.k_begin);
     const Rows dv = rows_of(call_.grads.dv, seq.batch, keys.head_k, seq.k_begin);
-    for (std::int64_t i = 0; i < n; ++i) {
-      float* const k_lln = tiles.lln_d + i * dims_.dp;
-      float* const v_lln = tiles.lln_dv + i * dims_.dvp;
-      float* const k_diag = tiles.diag_d + i * dims_.dp;
-      float* const v_diag = tiles.diag_dv + i * dims_.dvp;
-      if (p_.kind == Kind::lln_diag) {
-        add_scaled(k_lln, k_diag, dims_.dp, 1.0F, true);
-        add_scaled(v_lln, v_diag, dims_.dvp, 1.0F, true);
-      }
-      store_row(dk, tiles.token[i], p_.has_lln() ? k_lln : k_diag);
-      store_row(dv, tiles.token[i], p_.has_lln() ? v_lln : v_diag);
+    const auto token = [&](std::int64_t i) { return tiles.token[i]; };
+    const auto one = [](std::int64_t) { return 1.0F; };
+    if (p_.kind == Kind::lln_diag) {
+      add_scaled(tiles.lln_d, tiles.diag_d, n * dims_.dp, 1.0F, true);
+      add_scaled(tiles.lln_dv, tiles.diag_dv, n * dims_.dvp, 1.0F, true);
     }
+    store_tile(dk, n, token, p_.has_lln() ? tiles.lln_d : tiles.diag_d, dims_.dp, one);
+    store_tile(dv, n, token, p_.has_lln() ? tiles.lln_dv : tiles.diag_dv, dims_.dvp, one);
   }
 
   // The gradients of per-token weights for a row without keys.

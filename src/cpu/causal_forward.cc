@@ -146,16 +146,15 @@ class CausalForward {
       if (leaf.has_keys) {
         add_scaled(lln, tiles.values + i * dims_.dvp, dims_.dvp, t.chunk_factor[i], true);
       }
-      if (p_.kind == Kind::lln) {
-        store_row(o, rows.begin + i, lln);
-        continue;
-      }
-      add_part(tiles.row, lln, tiles.lln_channel, head.row_weight(lln_weight_, rows.begin + i),
-               dims_.dvp, false);
-      add_part(tiles.row, tiles.diag + i * dims_.dvp, tiles.diag_channel,
+      if (p_.kind == Kind::lln) continue;
+      add_part(lln, lln, tiles.lln_channel, head.row_weight(lln_weight_, rows.begin + i), dims_.dvp,
+               false);
+      add_part(lln, tiles.diag + i * dims_.dvp, tiles.diag_channel,
                head.row_weight(diag_weight_, rows.begin + i), dims_.dvp, true);
-      store_row(o, rows.begin + i, tiles.row);
     }
+    store_tile(
+        o, count, [&](std::int64_t i) { return rows.begin + i; }, tiles.lln, dims_.dvp,
+        [](std::int64_t) { return 1.0F; });
   }
 
   const Call& call_;

@@ -114,24 +114,21 @@ class Forward {
   }
 
   void write_rows(const QueryHead& head, Range chunk, const Rows& o, const ForwardTiles& tiles) {
-    for (std::int64_t i = 0; i < chunk.size(); ++i) {
-      const std::int64_t row = chunk.begin + i;
-      const float* const lln = tiles.lln + i * dims_.dvp;
-      const float* const diag = tiles.diag + i * dims_.dvp;
-      if (p_.kind == Kind::lln) {
-        store_row(o, row, lln, tiles.row_sum[i]);
-        continue;
-      }
-      if (p_.kind != Kind::lln_diag) {
-        store_row(o, row, diag);
-        continue;
-      }
-      add_part(tiles.row, lln, tiles.lln_channel,
-               tiles.row_sum[i] * head.row_weight(lln_weight_, row), dims_.dvp, false);
-      add_part(tiles.row, diag, tiles.diag_channel, head.row_weight(diag_weight_, row), dims_.dvp,
-               true);
-      store_row(o, row, tiles.row);
+    const auto token = [&](std::int64_t i) { return chunk.begin + i; };
+    if (p_.kind == Kind::lln) {
+      return store_tile(o, chunk.size(), token, tiles.lln, dims_.dvp,
+                        [&](std::int64_t i) { return tiles.row_sum[i]; });
     }
+    if (p_.kind == Kind::lln_diag) {
+      for (std::int64_t i = 0; i < chunk.size(); ++i) {
+        float* const diag = tiles.diag + i * dims_.dvp;
+        add_part(diag, diag, tiles.diag_channel, head.row_weight(diag_weight_, token(i)), dims_.dvp,
+                 false);
+        add_part(diag, tiles.lln + i * dims_.dvp, tiles.lln_channel,
+                 tiles.row_sum[i] * head.row_weight(lln_weight_, token(i)), dims_.dvp, true);
+      }
+    }
+    store_tile(o, chunk.size(), token, tiles.diag, dims_.dvp, [](std::int64_t) { return 1.0F; });
   }
 
   const Call& call_;

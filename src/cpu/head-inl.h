@@ -40,14 +40,28 @@ struct KeyHead {
   // `slope` receives f' where the feature map is not exp.
   HWY_INLINE std::int64_t load(const Dims& dims, Range keys, std::int64_t* token, float* u,
                                float* values, float* slope) const {
+    if (sequence->mask == nullptr) {
+      const std::int64_t count = keys.size();
+      for (std::int64_t i = 0; i < count; ++i) token[i] = keys.begin + i;
+      load_rows(
+          dims, count, [&](std::int64_t i) { return keys.begin + i; }, u, values, slope);
+      return count;
+    }
     std::int64_t count = 0;
     for (std::int64_t j = keys.begin; j < keys.end; ++j) {
       if (sequence->valid(j)) token[count++] = j;
     }
-    const auto nth = [&](std::int64_t i) { return token[i]; };
+    load_rows(
+        dims, count, [&](std::int64_t i) { return token[i]; }, u, values, slope);
+    return count;
+  }
+
+ private:
+  template <class Token>
+  HWY_INLINE void load_rows(const Dims& dims, std::int64_t count, Token&& nth, float* u,
+                            float* values, float* slope) const {
     load_exponents(k, count, nth, feature, power, beta, u, dims.dp, slope);
     load_tile(v, count, nth, values, dims.dvp);
-    return count;
   }
 };
 
@@ -96,10 +110,9 @@ struct QueryHead {
   }
 };
 
-// out = factor * channel * in, added to what is there or not.
-HWY_INLINE void add_part(float* HWY_RESTRICT out, const float* HWY_RESTRICT in,
-                         const float* HWY_RESTRICT channel, float factor, std::int64_t width,
-                         bool accumulate) {
+// out = factor * channel * in, added to what is there or not; out may be in.
+HWY_INLINE void add_part(float* out, const float* in, const float* channel, float factor,
+                         std::int64_t width, bool accumulate) {
   const Vec f = hn::Set(kTag, factor);
   for (std::int64_t c = 0; c < width; c += kLanes) {
     const Vec x = hn::Mul(hn::Load(kTag, in + c), hn::Mul(f, hn::Load(kTag, channel + c)));

@@ -172,23 +172,32 @@ HWY_INLINE void load_tile(const ConstRows& rows, std::int64_t count, Token&& tok
   load_tile(rows, count, token, tile, ld, [](Vec x) HWY_ATTR { return x; });
 }
 
-// Row `token` of `rows` = factor * values.
-HWY_INLINE void store_row(const Rows& rows, std::int64_t token, const float* HWY_RESTRICT values,
-                          float factor = 1.0F) {
+// Row token(i) of `rows` = factor(i) * row i of the tile.
+template <class Token, class Factor>
+HWY_INLINE void store_tile(const Rows& rows, std::int64_t count, Token&& token,
+                           const float* HWY_RESTRICT tile, std::int64_t ld, Factor&& factor) {
   with_type(rows.dtype, [&](auto type) HWY_ATTR {
     constexpr std::int64_t kSize = type() == DType::f32 ? 4 : 2;
-    const Vec f = hn::Set(kTag, factor);
-    std::byte* const out = rows.row(token);
-    std::int64_t c = 0;
-    for (; c + kLanes <= rows.width; c += kLanes) {
-      store_lanes<type()>(hn::Mul(f, hn::Load(kTag, values + c)), out + c * kSize);
-    }
-    if (c < rows.width) {
-      alignas(64) std::byte tail[kLanes * kSize];
-      store_lanes<type()>(hn::Mul(f, hn::Load(kTag, values + c)), tail);
-      std::memcpy(out + c * kSize, tail, static_cast<std::size_t>((rows.width - c) * kSize));
+    for (std::int64_t i = 0; i < count; ++i) {
+      const float* const values = tile + i * ld;
+      const Vec f = hn::Set(kTag, factor(i));
+      std::byte* const out = rows.row(token(i));
+      std::int64_t c = 0;
+      for (; c + kLanes <= rows.width; c += kLanes) {
+        store_lanes<type()>(hn::Mul(f, hn::Load(kTag, values + c)), out + c * kSize);
+      }
+      if (c < rows.width) {
+        alignas(64) std::byte tail[kLanes * kSize];
+        store_lanes<type()>(hn::Mul(f, hn::Load(kTag, values + c)), tail);
+        std::memcpy(out + c * kSize, tail, static_cast<std::size_t>((rows.width - c) * kSize));
+      }
     }
   });
+}
+
+HWY_INLINE void store_row(const Rows& rows, std::int64_t token, const float* values) {
+  store_tile(
+      rows, 1, [&](std::int64_t) { return token; }, values, 0, [](std::int64_t) { return 1.0F; });
 }
 
 // f(x) and f'(x) of a feature map other than exp, in natural units; see math/feature_map.h.

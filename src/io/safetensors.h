@@ -1,8 +1,8 @@
 // The safetensors format: 8 bytes with the length of a header (little endian), the header as JSON
 // (name -> dtype, shape, data_offsets; "__metadata__" -> strings), then the data without holes.
 // The reader believes no length: whatever a file claims is compared with what the file has before
-// memory is allocated. Every fault is one lln::Error (ErrorCode::io) naming file, tensor and
-// values. SPDX-License-Identifier: Apache-2.0
+// memory is allocated. Every fault is one lln::Error with ErrorCode::io and all values in its text.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
