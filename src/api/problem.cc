@@ -232,6 +232,7 @@ void parse_feature(std::string_view text, Feature& feature, float& power) {
   constexpr Feature kPlain[] = {Feature::exp, Feature::elu, Feature::relu, Feature::softplus};
   if (const auto plain = find_name(kPlain, text)) {
     feature = *plain;
+    power = 2;
     return;
   }
   if (text.starts_with("power")) {

@@ -46,26 +46,33 @@ struct Leaf {
   bool has_keys;  // at least one of them is valid
 };
 
-// Middle and spread of the valid keys of some rows of the chunk; false where they spread too far.
-// NaN is passed over: it reaches only the rows that see its key.
+// Middle and spread of the valid keys of some rows of the chunk; false where they spread too far,
+// or hold an infinity or NaN, which must not reach the rows before it: in a product over the chunk
+// it would, as 0 * NaN.
 HWY_INLINE bool measure_spread(const Dims& dims, Range rows, const CausalTiles& t, bool& has_keys) {
-  bool fits = true;
+  const Vec none = hn::Set(kTag, kNegInf);
+  bool fits = all_finite(t.values + rows.begin * dims.dvp, rows.size() * dims.dvp);
   has_keys = false;
   for (std::int64_t l = 0; l < dims.dp; l += kLanes) {
     const auto real =
         hn::FirstN(kTag, static_cast<std::size_t>(std::clamp<std::int64_t>(dims.d - l, 0, kLanes)));
-    Vec high = hn::Set(kTag, kNegInf);
+    Vec high = none;
     Vec low = hn::Neg(high);
+    auto exists = hn::Ne(none, none);
+    auto is_nan = exists;
     for (std::int64_t i = rows.begin; i < rows.end; ++i) {
       const Vec u = hn::Load(kTag, t.keys + i * dims.dp + l);
-      const auto counts = hn::Gt(u, hn::Set(kTag, kNegInf));  // neither -inf nor NaN
+      const auto counts = hn::Gt(u, none);  // neither -inf nor NaN
+      exists = hn::Or(exists, hn::Ne(u, none));
+      is_nan = hn::Or(is_nan, hn::Ne(u, u));
       high = hn::IfThenElse(counts, hn::Max(high, u), high);
       low = hn::IfThenElse(counts, hn::Min(low, u), low);
     }
     const auto any = hn::And(real, hn::Ge(high, low));
     const Vec spread = hn::IfThenElseZero(any, hn::Sub(high, low));
     if (!hn::AllTrue(kTag, hn::Le(spread, hn::Set(kTag, kMaxSpread)))) fits = false;
-    if (!hn::AllFalse(kTag, any)) has_keys = true;
+    if (!hn::AllFalse(kTag, hn::And(real, exists))) has_keys = true;
+    if (!hn::AllFalse(kTag, hn::And(real, is_nan))) fits = false;
     // Half of each first: the sum of two exponents at the limit would overflow.
     const Vec half = hn::Set(kTag, 0.5F);
     const Vec middle = hn::IfThenElseZero(any, hn::MulAdd(high, half, hn::Mul(low, half)));
@@ -87,9 +94,11 @@ void for_each_leaf(const Dims& dims, Range rows, const State& before, const Caus
   const Range first{rows.begin, middle};
   const State& between = t.halves[static_cast<std::size_t>(halvings)];
   if (!kReverse) for_each_leaf<kReverse>(dims, first, before, t, halvings + 1, body);
-  std::copy(t.keys + first.begin * dims.dp, t.keys + first.end * dims.dp, t.spare);
-  reset(t.half_sums, dims);
-  add_keys(dims, t.spare, t.values + first.begin * dims.dvp, first.size(), t.half_sums);
+  make_sums(dims, t.half_sums, [&](float value_scale) HWY_ATTR {
+    reset(t.half_sums, dims, value_scale);
+    std::copy(t.keys + first.begin * dims.dp, t.keys + first.end * dims.dp, t.spare);
+    add_keys(dims, t.spare, t.values + first.begin * dims.dvp, first.size(), t.half_sums);
+  });
   join(dims, &before, t.half_sums, between);
   for_each_leaf<kReverse>(dims, {middle, rows.end}, between, t, halvings + 1, body);
   if (kReverse) for_each_leaf<kReverse>(dims, first, before, t, halvings + 1, body);
@@ -109,14 +118,14 @@ HWY_INLINE void make_relative(const Dims& dims, const Leaf& leaf, const CausalTi
   transpose(t.relative, dims.dp, count, dims.dp, t.relative_transposed, padded(count));
 }
 
-// out[leaf, width] = lower b for a lower triangular [leaf, leaf] and b[leaf, width].
+// out[leaf, width] (+)= lower b for a lower triangular [leaf, leaf] and b[leaf, width].
 HWY_INLINE void multiply_lower(std::int64_t count, std::int64_t width, const float* lower,
-                               const float* b, float* out) {
+                               const float* b, float* out, bool accumulate) {
   const std::int64_t ld = padded(count);
   for (std::int64_t begin = 0; begin < count; begin += kTriangleStep) {
     const std::int64_t end = std::min(count, begin + kTriangleStep);
     gemm(end - begin, width, end, by_rows(lower + begin * ld, ld), b, width, out + begin * width,
-         width, false);
+         width, accumulate);
   }
 }
 
@@ -197,27 +206,31 @@ HWY_INLINE void make_weights(const Dims& dims, const QueryHead& head, std::int64
 template <class Body>
 void walk_segment(const Dims& dims, const KeyHead& head, Range segment, const State& prefix,
                   const CausalTiles& t, Body&& body) {
-  reset(t.sums, dims);
   const Grid chunks(segment, segment.begin, dims.chunk);
-  for (std::int64_t i = 0; i < chunks.count(); ++i) {
-    load_chunk_keys(dims, head, chunks[i], nullptr, t);
-    join(dims, &prefix, t.sums, t.start);
-    body(i, chunks[i]);
-    std::copy(t.keys, t.keys + chunks[i].size() * dims.dp, t.spare);
-    add_keys(dims, t.spare, t.values, chunks[i].size(), t.sums);
-  }
+  make_sums(dims, t.sums, [&](float value_scale) HWY_ATTR {
+    reset(t.sums, dims, value_scale);
+    for (std::int64_t i = 0; i < chunks.count(); ++i) {
+      load_chunk_keys(dims, head, chunks[i], nullptr, t);
+      join(dims, &prefix, t.sums, t.start);
+      body(i, chunks[i]);
+      std::copy(t.keys, t.keys + chunks[i].size() * dims.dp, t.spare);
+      add_keys(dims, t.spare, t.values, chunks[i].size(), t.sums);
+    }
+  });
 }
 
 // The sums over a segment alone, in the same steps as walk_segment(), so that cutting a sequence
 // among workers changes no bit.
 HWY_INLINE void sum_segment(const Dims& dims, const KeyHead& head, Range segment,
                             const CausalTiles& t, const KeySums& sums) {
-  reset(sums, dims);
   const Grid chunks(segment, segment.begin, dims.chunk);
-  for (std::int64_t i = 0; i < chunks.count(); ++i) {
-    load_chunk_keys(dims, head, chunks[i], nullptr, t);
-    add_keys(dims, t.keys, t.values, chunks[i].size(), sums);
-  }
+  make_sums(dims, sums, [&](float value_scale) HWY_ATTR {
+    reset(sums, dims, value_scale);
+    for (std::int64_t i = 0; i < chunks.count(); ++i) {
+      load_chunk_keys(dims, head, chunks[i], nullptr, t);
+      add_keys(dims, t.keys, t.values, chunks[i].size(), sums);
+    }
+  });
 }
 
 HWY_INLINE void clear(const State& state, const Dims& dims) {

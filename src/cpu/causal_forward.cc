@@ -123,11 +123,18 @@ class CausalForward {
     const std::int64_t count = leaf.rows.size();
     const Range rows{chunk_begin + leaf.rows.begin, chunk_begin + leaf.rows.end};
     make_weights(dims_, head, rows.begin, leaf, before, nullptr, t);
+    // Probabilities before the products, so that no product overflows.
+    for (std::int64_t i = 0; i < count; ++i) {
+      scale_row(t.prefix_weights + i * dims_.dp, dims_.dp, t.prefix_factor[i]);
+    }
     gemm(count, dims_.dvp, dims_.d, by_rows(t.prefix_weights, dims_.dp), before.values, dims_.dvp,
          tiles.lln, dims_.dvp, false);
     if (leaf.has_keys) {
+      const std::int64_t ld = padded(count);
+      for (std::int64_t i = 0; i < count; ++i)
+        scale_row(t.products + i * ld, ld, t.chunk_factor[i]);
       multiply_lower(count, dims_.dvp, t.products, t.values + leaf.rows.begin * dims_.dvp,
-                     tiles.values);
+                     tiles.lln, true);
     }
     if (p_.kind == Kind::lln_diag) {
       const ScoreHead scores = head.scores(call_, keys, dims_, tiles.scores[0]);
@@ -140,13 +147,8 @@ class CausalForward {
     }
     const Sequence& seq = *keys.sequence;
     const Rows o = rows_of(call_.out.o, seq.batch, head.h, seq.q_begin);
-    for (std::int64_t i = 0; i < count; ++i) {
+    for (std::int64_t i = 0; p_.kind == Kind::lln_diag && i < count; ++i) {
       float* const lln = tiles.lln + i * dims_.dvp;
-      scale_row(lln, dims_.dvp, t.prefix_factor[i]);
-      if (leaf.has_keys) {
-        add_scaled(lln, tiles.values + i * dims_.dvp, dims_.dvp, t.chunk_factor[i], true);
-      }
-      if (p_.kind == Kind::lln) continue;
       add_part(lln, lln, tiles.lln_channel, head.row_weight(lln_weight_, rows.begin + i), dims_.dvp,
                false);
       add_part(lln, tiles.diag + i * dims_.dvp, tiles.diag_channel,

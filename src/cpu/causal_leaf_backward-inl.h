@@ -245,7 +245,7 @@ class CausalLeafBackward {
     const std::int64_t count = rows.size();
     const bool alpha = parts_.request().alpha;
     if (leaf.has_keys) {
-      multiply_lower(count, dims_.dp, grad_.dproducts, t_.relative, grad_.row_products);
+      multiply_lower(count, dims_.dp, grad_.dproducts, t_.relative, grad_.row_products, false);
     }
     if (alpha) {
       load_tile(

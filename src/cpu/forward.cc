@@ -85,10 +85,11 @@ class Forward {
     const Rows o = rows_of(call_.out.o, seq.batch, h, seq.q_begin);
     head.channel_weights(lln_weight_, dims_, tiles.lln_channel);
     head.channel_weights(diag_weight_, dims_, tiles.diag_channel);
+    const bool large = p_.has_lln() && !(largest_value(dims_, state) < kLargeValue);
     const Grid chunks(rows, seq.key_first, dims_.chunk);
     for (std::int64_t i = 0; i < chunks.count(); ++i) {
       const Range chunk = chunks[i];
-      if (p_.has_lln()) read_state(head, chunk, state, tiles);
+      if (p_.has_lln()) read_state(head, chunk, state, large, tiles);
       if (p_.kind != Kind::lln) {
         const ScoreHead scores = head.scores(call_, keys, dims_, tiles.scores[0]);
         for_each_block(scores, chunk, [&](Range part, Range visible_keys) {
@@ -102,13 +103,17 @@ class Forward {
 
   // tiles.lln[chunk, dvp] = softmax over channels of (alpha q + c), times C; its rows are still to
   // be multiplied by tiles.row_sum.
-  void read_state(const QueryHead& head, Range chunk, const State& state,
+  void read_state(const QueryHead& head, Range chunk, const State& state, bool large,
                   const ForwardTiles& tiles) {
     const std::int64_t count = chunk.size();
     head.load(dims_, chunk, tiles.exponents, nullptr);
     channel_weights(count, dims_, tiles.exponents, state.c, tiles.exponents, tiles.row_high,
                     tiles.row_sum);
     invert_sums(count, tiles.row_sum);
+    for (std::int64_t i = 0; large && i < count; ++i) {  // before the product, lest it overflow
+      scale_row(tiles.exponents + i * dims_.dp, dims_.dp, tiles.row_sum[i]);
+      tiles.row_sum[i] = 1;
+    }
     gemm(count, dims_.dvp, dims_.d, by_rows(tiles.exponents, dims_.dp), state.values, dims_.dvp,
          tiles.lln, dims_.dvp, false);
   }

@@ -103,6 +103,29 @@ HWY_NOINLINE inline void gemm(std::int64_t m, std::int64_t n, std::int64_t k, Le
 HWY_INLINE Left by_rows(const float* data, std::int64_t ld) { return {data, ld, 1}; }
 HWY_INLINE Left by_columns(const float* data, std::int64_t ld) { return {data, 1, ld}; }
 
+// Sums of values near the largest f32 overflow although their average does not. Where that happens
+// the sums are made again with the values scaled by this, which would flush ordinary small values.
+constexpr float kSmallScale = 0x1p-40F;
+// A row of at most 256 channel weights of at most 1 cannot overflow below this.
+constexpr float kLargeValue = 0x1p118F;
+
+HWY_INLINE void scale_row(float* row, std::int64_t width, float factor) {
+  const Vec f = hn::Set(kTag, factor);
+  for (std::int64_t c = 0; c < width; c += kLanes) {
+    hn::Store(hn::Mul(hn::Load(kTag, row + c), f), kTag, row + c);
+  }
+}
+
+// Whether a tile holds neither infinity nor NaN; `count` is a multiple of kPad.
+HWY_INLINE bool all_finite(const float* tile, std::int64_t count) {
+  const Vec zero = hn::Zero(kTag);
+  Vec sum = zero;  // 0 * x is NaN for the others
+  for (std::int64_t i = 0; i < count; i += kLanes) {
+    sum = hn::MulAdd(zero, hn::Load(kTag, tile + i), sum);
+  }
+  return hn::AllTrue(kTag, hn::Eq(sum, zero));
+}
+
 // dst[c, r] = src[r, c] in blocks of 4 x 4: up to 3 rows more than `rows` are read and written
 // (both tiles have room for them); `columns` is a multiple of 4.
 HWY_INLINE void transpose(const float* HWY_RESTRICT src, std::int64_t lds, std::int64_t rows,

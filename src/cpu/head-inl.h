@@ -158,12 +158,14 @@ HWY_INLINE void join_segments(const Dims& dims, const KeySums* sums, std::int64_
 // The sums over a range of keys, from nothing.
 HWY_INLINE void sum_keys(const Dims& dims, const KeyHead& head, Range keys, std::int64_t* token,
                          float* exponents, float* values, const KeySums& sums) {
-  reset(sums, dims);
   const Grid chunks(keys, keys.begin, dims.chunk);
-  for (std::int64_t i = 0; i < chunks.count(); ++i) {
-    const std::int64_t count = head.load(dims, chunks[i], token, exponents, values, nullptr);
-    add_keys(dims, exponents, values, count, sums);
-  }
+  make_sums(dims, sums, [&](float value_scale) HWY_ATTR {
+    reset(sums, dims, value_scale);
+    for (std::int64_t i = 0; i < chunks.count(); ++i) {
+      const std::int64_t count = head.load(dims, chunks[i], token, exponents, values, nullptr);
+      add_keys(dims, exponents, values, count, sums);
+    }
+  });
 }
 
 }  // namespace HWY_NAMESPACE

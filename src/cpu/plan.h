@@ -154,10 +154,14 @@ struct ScoreTiles {
 struct KeySums {
   KeySums() = default;
   KeySums(Arena& arena, const Dims& dims)
-      : m(arena.floats(dims.dp)), s(arena.floats(dims.dp)), a(arena.floats(dims.state())) {}
-  float* m = nullptr;  // [dp] reference exponent
-  float* s = nullptr;  // [dp] sum of weights
-  float* a = nullptr;  // [dp, dvp] sum of weights times values
+      : m(arena.floats(dims.dp)),
+        s(arena.floats(dims.dp)),
+        a(arena.floats(dims.state())),
+        value_scale(arena.floats(1)) {}
+  float* m = nullptr;            // [dp] reference exponent
+  float* s = nullptr;            // [dp] sum of weights
+  float* a = nullptr;            // [dp, dvp] sum of weights times values
+  float* value_scale = nullptr;  // what the values in `a` were multiplied with
 };
 
 // The state of a set of keys: c = log2 of the sum of features (natural in the API), C the values

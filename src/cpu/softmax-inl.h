@@ -106,31 +106,37 @@ HWY_INLINE float exponentiate(float* HWY_RESTRICT row, std::int64_t limit, std::
   return reduce_sum(sum);
 }
 
-HWY_INLINE void scale_row(float* row, std::int64_t width, float factor) {
-  const Vec f = hn::Set(kTag, factor);
-  for (std::int64_t c = 0; c < width; c += kLanes) {
-    hn::Store(hn::Mul(hn::Load(kTag, row + c), f), kTag, row + c);
+HWY_INLINE float inverse_or_zero(float sum) { return sum == 0 ? 0.0F : 1.0F / sum; }
+
+// out[rows, width] += weights[rows, n] tile[n, width], where a row's weights are zero past the
+// columns that it sees. An infinity or NaN there must not reach the row, as 0 * NaN would.
+HWY_INLINE void multiply_visible(const ScoreHead& head, Range rows, std::int64_t n,
+                                 const float* weights, const float* tile, std::int64_t width,
+                                 float* out) {
+  const std::int64_t ld = padded(n);
+  if (!head.causal || all_finite(tile, n * width)) {
+    return gemm(rows.size(), width, n, by_rows(weights, ld), tile, width, out, width, true);
+  }
+  for (std::int64_t i = 0; i < rows.size(); ++i) {
+    gemm(1, width, visible(head, rows.begin + i, n), by_rows(weights + i * ld, ld), tile, width,
+         out + i * width, width, true);
   }
 }
 
-HWY_INLINE float inverse_or_zero(float sum) { return sum == 0 ? 0.0F : 1.0F / sum; }
-
-// out[rows, dvp] = softmax(q k^T / sqrt(d)) v over `keys`; zero rows where there is no key.
-HWY_INLINE void softmax_rows(const ScoreHead& head, Range rows, Range keys,
-                             float* HWY_RESTRICT out) {
+// softmax_rows() with the values scaled on the way.
+HWY_INLINE void softmax_rows_scaled(const ScoreHead& head, Range rows, Range keys,
+                                    float value_scale, float* HWY_RESTRICT out) {
   const ScoreTiles& t = *head.tiles;
   const Dims& dims = *head.dims;
   const std::int64_t count = rows.size();
   std::fill(out, out + count * dims.dvp, 0.0F);
-  if (head.causal) keys.end = std::min(keys.end, rows.end);
-  if (keys.size() <= 0) return;
-  load_queries(head, rows);
   std::fill(t.row_max, t.row_max + count, kLowest);
   std::fill(t.row_sum, t.row_sum + count, 0.0F);
   for (std::int64_t j = keys.begin; j < keys.end; j += dims.chunk) {
     const std::int64_t n =
         load_keys(head, {j, std::min(keys.end, j + dims.chunk)}, /*values_transposed=*/false);
     if (n == 0) continue;
+    if (value_scale != 1.0F) scale_row(t.v, n * dims.dvp, value_scale);
     const std::int64_t ld = padded(n);
     gemm(count, ld, dims.d, by_rows(t.q, dims.dp), t.kt, ld, t.scores, ld, false);
     for (std::int64_t i = 0; i < count; ++i) {
@@ -146,10 +152,21 @@ HWY_INLINE void softmax_rows(const ScoreHead& head, Range rows, Range keys,
       }
       t.row_sum[i] += sum;
     }
-    gemm(count, dims.dvp, n, by_rows(t.scores, ld), t.v, dims.dvp, out, dims.dvp, true);
+    multiply_visible(head, rows, n, t.scores, t.v, dims.dvp, out);
   }
   for (std::int64_t i = 0; i < count; ++i) {
-    scale_row(out + i * dims.dvp, dims.dvp, inverse_or_zero(t.row_sum[i]));
+    scale_row(out + i * dims.dvp, dims.dvp, inverse_or_zero(t.row_sum[i]) / value_scale);
+  }
+}
+
+// out[rows, dvp] = softmax(q k^T / sqrt(d)) v over `keys`; zero rows where there is no key.
+HWY_INLINE void softmax_rows(const ScoreHead& head, Range rows, Range keys,
+                             float* HWY_RESTRICT out) {
+  if (head.causal) keys.end = std::min(keys.end, rows.end);
+  if (keys.size() > 0) load_queries(head, rows);
+  softmax_rows_scaled(head, rows, keys, 1.0F, out);
+  if (!all_finite(out, rows.size() * head.dims->dvp)) {  // large values: see kSmallScale
+    softmax_rows_scaled(head, rows, keys, kSmallScale, out);
   }
 }
 
@@ -264,12 +281,12 @@ HWY_INLINE void softmax_backward_rows(const ScoreHead& head, Range rows, Range k
           std::copy(t.scores + i * ld, t.scores + (i + 1) * ld, copy);
           exponentiate(copy, limit, ld, t.row_max[i]);
         }
-        gemm(count, dims.dvp, n, by_rows(t.kt, ld), t.v, dims.dvp, out, dims.dvp, true);
+        multiply_visible(head, rows, n, t.kt, t.v, dims.dvp, out);
       }
       for (std::int64_t i = 0; i < count; ++i) {
         score_gradient(t, i, visible(head, rows.begin + i, n), ld, weight(rows.begin + i));
       }
-      gemm(count, dims.dp, n, by_rows(t.dscores, ld), t.k, dims.dp, dq, dims.dp, true);
+      multiply_visible(head, rows, n, t.dscores, t.k, dims.dp, dq);
     }
   } else {
     finish_statistics(t, count);
