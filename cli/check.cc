@@ -97,7 +97,7 @@ void judge(const Case& c, const CaseResult& result, const Request& request, Prog
   } else {
     text += "\n" + result.text;
   }
-  progress.print(text + (text.ends_with('\n') ? "" : "\n"));
+  progress.print(stdout, text + (text.ends_with('\n') ? "" : "\n"));
 }
 
 int run(const Request& request) {

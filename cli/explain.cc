@@ -3,8 +3,11 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <thread>
 
 #include "lln/error.h"
 #include "lln/problem.h"
@@ -17,6 +20,22 @@ struct Request {
   std::string problem;
   int threads = 0;
   bool json = false;
+};
+
+// As many workers as a ThreadPool of that size has, without the threads: nothing is run on them.
+class WorkerCount final : public Parallel {
+ public:
+  explicit WorkerCount(int threads)
+      : workers_(threads > 0
+                     ? threads
+                     : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()))) {}
+  int workers() const noexcept override { return workers_; }
+  void run(std::int64_t /*tasks*/, Task /*task*/, void* /*context*/) override {
+    throw std::logic_error("lln explain runs no tasks");
+  }
+
+ private:
+  int workers_;
 };
 
 Json to_json(const Explanation& e) {
@@ -40,8 +59,8 @@ int run(const Request& request) {
   } catch (const Error& e) {
     throw UsageError(e.what());
   }
-  ThreadPool threads(request.threads);
-  const Explanation explanation = explain(problem, {.parallel = &threads});
+  WorkerCount workers(request.threads);
+  const Explanation explanation = explain(problem, {.parallel = &workers});
   if (request.json) {
     print_json(to_json(explanation));
   } else {

@@ -25,7 +25,11 @@ int main(int argc, char** argv) {
   // Looked up before parsing: a command line that cannot be parsed also ends in JSON.
   const bool json =
       std::any_of(argv, argv + argc, [](const char* a) { return std::string_view(a) == "--json"; });
-  const std::string_view first = argc > 1 ? argv[1] : "";
+  if (argc < 2) {
+    fmt::print(stderr, "{}", program.help());
+    return cli::kUsage;
+  }
+  const std::string_view first = argv[1];
   const bool known =
       first.starts_with('-') || std::any_of(verbs.begin(), verbs.end(), [&](const cli::Verb& v) {
         return v.command->get_name() == first;

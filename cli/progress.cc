@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <utility>
 
 namespace lln::cli {
@@ -33,6 +32,8 @@ void Progress::stage(std::string what) {
   const std::lock_guard guard(lock_);
   what_ = std::move(what);
   steps_ = 0;
+  tasks_ = 0;
+  done_ = 0;
 }
 
 void Progress::step(std::int64_t tasks) {
@@ -42,11 +43,11 @@ void Progress::step(std::int64_t tasks) {
   done_ = 0;
 }
 
-void Progress::print(const std::string& text) {
+void Progress::print(std::FILE* stream, const std::string& text) {
   const std::lock_guard guard(lock_);
   clear_line();
-  fmt::print("{}", text);
-  std::fflush(stdout);
+  fmt::print(stream, "{}", text);
+  std::fflush(stream);
 }
 
 void Progress::watch(const std::stop_token& stop) {

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <cstdio>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -22,12 +23,13 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  void stage(std::string what);  // what is being done from now on
+  // What is being done from now on; no share is shown until the next step.
+  void stage(std::string what);
   // The share shown is that of `tasks`, until the next step.
   void step(std::int64_t tasks);
   void advance() { done_ += 1; }
-  // Text for stdout that stands above the line instead of running into it.
-  void print(const std::string& text);
+  // Text for stdout or stderr that stands above the line instead of running into it.
+  void print(std::FILE* stream, const std::string& text);
 
  private:
   void watch(const std::stop_token& stop);

@@ -97,6 +97,12 @@ class Results {
     return list;
   }
 
+  std::vector<std::string> names() const {
+    std::vector<std::string> list;
+    for (const auto& [name, tensor] : tensors_) list.push_back(name);
+    return list;
+  }
+
  private:
   View add(std::string name, FileTensor tensor) {
     tensors_.emplace_back(std::move(name), std::move(tensor));
@@ -133,9 +139,9 @@ void time_pass(Pass& pass, const Call& call) {
 }
 
 std::vector<Pass> compute(const AttentionFile& file, Results& results,
-                          const AttentionOptions& options, const Request& request) {
+                          const AttentionOptions& options, const Request& request,
+                          Progress& progress) {
   ThreadPool threads(request.threads);
-  Progress progress("lln run: forward");
   CountedTasks tasks(threads, progress);
   const Exec exec{.parallel = &tasks, .kernel = request.kernel};
   const AttentionInputs& in = file.inputs();
@@ -147,6 +153,7 @@ std::vector<Pass> compute(const AttentionFile& file, Results& results,
     workspace_bytes(pass.problem, exec);
     pass.kernel = explain(pass.problem, exec).chosen;
   }
+  progress.stage("lln run: forward");
   time_pass(passes[0], [&] { attention_forward(in, results.out, options, exec); });
   if (request.backward) {
     progress.stage("lln run: backward");
@@ -167,29 +174,15 @@ void write(const Results& results, const std::vector<Pass>& passes, const Reques
                         [&] { return signals.arrived(); });
 }
 
-void report(const Results& results, const std::vector<Pass>& passes, const Request& request,
-            const std::vector<std::string>& warnings) {
-  std::vector<std::string> names;
-  for (const io::TensorToWrite& t : results.to_write()) names.push_back(t.name);
-  if (request.json) {
-    Json json = {{"input", request.input}, {"output", request.output}, {"tensors", names}};
-    for (const Pass& pass : passes) {
-      json[to_string(pass.problem.op)] = {
-          {"problem", to_string(pass.problem)}, {"kernel", pass.kernel}, {"seconds", pass.seconds}};
-    }
-    json["warnings"] = warnings;
-    print_json(json);
-    return;
-  }
-  for (const Pass& pass : passes) {
-    fmt::print("{}  {}  {}\n", to_string(pass.problem), pass.kernel, time_text(pass.seconds));
-  }
-  fmt::print("wrote {}: {}\n", request.output, fmt::join(names, ", "));
-}
+// What there is to report when all is written.
+struct Outcome {
+  std::vector<Pass> passes;
+  std::vector<std::string> tensors;
+  std::vector<std::string> warnings;
+};
 
-int run(const Request& request) {
-  const AttentionOptions options = options_of(request);
-  check_output(request);
+Outcome read_compute_write(const AttentionOptions& options, const Request& request) {
+  Progress progress("lln run: reading");
   const AttentionFile file(
       request.input, {.kind = options.kind,
                       .layout = request.layout == "bnhd" ? FileLayout::bnhd : FileLayout::bhnd,
@@ -197,11 +190,38 @@ int run(const Request& request) {
                       .alpha = request.alpha,
                       .beta = request.beta,
                       .mix = request.mix});
-  for (const std::string& text : file.warnings()) warn(text);
+  for (const std::string& text : file.warnings()) {
+    progress.print(stderr, fmt::format("lln: warning: {}\n", text));
+  }
   Results results(file, options, request);
-  const std::vector<Pass> passes = compute(file, results, options, request);
+  std::vector<Pass> passes = compute(file, results, options, request, progress);
+  progress.stage("lln run: writing");
   write(results, passes, request);
-  report(results, passes, request, file.warnings());
+  return {std::move(passes), results.names(), file.warnings()};
+}
+
+void report(const Outcome& outcome, const Request& request) {
+  if (request.json) {
+    Json json = {
+        {"input", request.input}, {"output", request.output}, {"tensors", outcome.tensors}};
+    for (const Pass& pass : outcome.passes) {
+      json[to_string(pass.problem.op)] = {
+          {"problem", to_string(pass.problem)}, {"kernel", pass.kernel}, {"seconds", pass.seconds}};
+    }
+    json["warnings"] = outcome.warnings;
+    print_json(json);
+    return;
+  }
+  for (const Pass& pass : outcome.passes) {
+    fmt::print("{}  {}  {}\n", to_string(pass.problem), pass.kernel, time_text(pass.seconds));
+  }
+  fmt::print("wrote {}: {}\n", request.output, fmt::join(outcome.tensors, ", "));
+}
+
+int run(const Request& request) {
+  const AttentionOptions options = options_of(request);
+  check_output(request);
+  report(read_compute_write(options, request), request);
   return kOk;
 }
 

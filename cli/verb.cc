@@ -87,8 +87,6 @@ int report_usage_error(const std::string& text, bool json) {
                 json);
 }
 
-void warn(const std::string& text) { fmt::print(stderr, "lln: warning: {}\n", text); }
-
 std::string time_text(double seconds) {
   if (seconds < 1e-3) return fmt::format("{:.0f} us", seconds * 1e6);
   if (seconds < 1) return fmt::format("{:.{}f} ms", seconds * 1e3, seconds < 0.1 ? 1 : 0);

@@ -56,8 +56,6 @@ void print_json(const Json& result);
 int run_reporting_errors(const Verb& verb, bool json);
 int report_usage_error(const std::string& text, bool json);
 
-void warn(const std::string& text);  // on stderr
-
 std::string time_text(double seconds);  // "12.3 ms"
 std::string size_text(double bytes);    // "1.2 GB"
 

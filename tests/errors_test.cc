@@ -143,8 +143,8 @@ TEST(Errors, AlphaAndBetaMustBeFinite) {
     call.inputs.alpha.set(0, 2, 0, 0, bad);
     call.inputs.beta.set(0, 1, 0, 0, bad);
     const std::string value = std::isnan(bad) ? "nan" : "inf";
-    expect_error(call, {"2 faults", "alpha[0, 2] is " + value + ": expected a finite number",
-                        "beta[0, 1] is " + value});
+    expect_error(call, {"2 faults", "alpha[0, 2, 0, 0] is " + value + ": expected a finite number",
+                        "beta[0, 1, 0, 0] is " + value});
   }
   BrokenCall call;
   call.in.alpha.shape = {2, 3, 1, 1};
@@ -165,6 +165,52 @@ TEST(Errors, Weights) {
   BrokenCall constant;
   constant.options.mix = std::numeric_limits<float>::quiet_NaN();
   expect_error(constant, {"mix is nan: expected a finite number"});
+}
+
+// Weights per token are data like q, k and v, and nobody reads those twice to check them.
+TEST(Errors, WeightsMustBeFinite) {
+  struct Form {
+    Shape shape;
+    std::size_t at;
+    const char* index;
+  };
+  const Form forms[] = {{{1, 1, 1, 1}, 0, "[0, 0, 0, 0]"},
+                        {{1, 4, 1, 1}, 2, "[0, 2, 0, 0]"},
+                        {{1, 4, 1, 5}, 13, "[0, 2, 0, 3]"}};
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const std::pair<float, const char*> values[] = {
+      {std::numeric_limits<float>::quiet_NaN(), "nan"}, {kInfinity, "inf"}, {-kInfinity, "-inf"}};
+  for (const auto& [shape, at, index] : forms) {
+    for (const auto& [value, text] : values) {
+      const std::vector<float> good(20, 0.5F);
+      std::vector<float> bad = good;
+      bad[at] = value;
+      const std::string fault = fmt::format("{} is {}: expected a finite number", index, text);
+      for (const char* op : {"forward", "backward"}) {
+        BrokenCall call((std::string(op) + ":f32:cpu:b2h4k2n6d3v5:lln+diag2").c_str());
+        call.in.mix = view(bad.data(), shape);
+        expect_error(call, {"mix" + fault});
+        call.in.mix = {};
+        call.in.lln_weight = view(bad.data(), shape);
+        call.in.diag_weight = view(good.data(), shape);
+        expect_error(call, {"lln_weight" + fault});
+        std::swap(call.in.lln_weight, call.in.diag_weight);
+        expect_error(call, {"diag_weight" + fault});
+      }
+    }
+  }
+}
+
+TEST(Errors, WeightsOfTokensAreNotChecked) {
+  std::vector<float> weights(48, 0.5F);  // [2, 4, 6, 1]
+  weights[7] = std::numeric_limits<float>::quiet_NaN();
+  BrokenCall call;
+  call.in.mix = view(weights.data(), {2, 4, 6, 1});
+  EXPECT_NO_THROW(call.run());
+  const Tensor& o = call.outputs.at("o");
+  o.for_each([&](auto b, auto h, auto n, auto c) {
+    EXPECT_EQ(std::isnan(o.get(b, h, n, c)), b == 0 && h == 1 && n == 1) << b << h << n << c;
+  });
 }
 
 TEST(Errors, KeyLengthsAndMasks) {

@@ -3,12 +3,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <limits>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "attention_run.h"
+#include "lln/error.h"
 
 namespace lln::test {
 namespace {
@@ -19,6 +21,8 @@ using conformance::ParameterForm;
 
 const char* const kKinds[] = {"lln",    "lln:causal",    "lln+diag16", "lln+diag16:causal",
                               "diag16", "diag16:causal", "softmax",    "softmax:causal"};
+// Causal sequences are cut into segments of 2048 tokens.
+const char* const kSegmentedKinds[] = {"lln:causal", "lln+diag16:causal", "diag16:causal"};
 const char* const kOps[] = {"forward", "backward"};
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
@@ -153,29 +157,36 @@ TEST(Invariance, HolesChangeNothing) {
 
 // The middle of three batch elements becomes NaN everywhere: the others keep their bits, and are
 // those of a batch of one.
+void expect_no_batch_neighbours(const std::string& op, const std::string& shape,
+                                const std::string& kind) {
+  const Case three = make_case(op + ":f32:cpu:b3" + shape + ":" + kind);
+  const Case one = make_case(op + ":f32:cpu:b1" + shape + ":" + kind);
+  const std::int64_t tokens = one.problem.tokens;
+  Inputs in = conformance::make_inputs(three, DType::f32);
+  for (Tensor* t : {&in.q, &in.k, &in.v, &in.g}) {
+    t->for_each([&](auto b, auto h, auto n, auto c) {
+      if (b == 1) t->set(b, h, n, c, kNaN);
+    });
+  }
+  const TensorSet together = run(three, in);
+  for (const std::int64_t batch : {0, 2}) {
+    Inputs own = conformance::make_inputs(one, DType::f32);
+    copy_token_rows(in, batch, 0, own, 0, 0, tokens);
+    const TensorSet alone = run(one, own);
+    for (const TensorSet::Entry& entry : alone.entries()) {
+      expect_rows(
+          together.at(entry.name), batch, 0, entry.tensor, 0, 0, tokens, 0,
+          entry.name + " of batch element " + std::to_string(batch) + " in " + to_string(three));
+    }
+  }
+}
+
 TEST(Invariance, BatchNeighboursChangeNothing) {
   for (const std::string kind : kKinds) {
-    for (const std::string op : kOps) {
-      const Case three = make_case(op + ":f32:cpu:b3h2n130d24:" + kind);
-      Inputs in = conformance::make_inputs(three, DType::f32);
-      for (Tensor* t : {&in.q, &in.k, &in.v, &in.g}) {
-        t->for_each([&](auto b, auto h, auto n, auto c) {
-          if (b == 1) t->set(b, h, n, c, kNaN);
-        });
-      }
-      const TensorSet together = run(three, in);
-      const Case one = make_case(op + ":f32:cpu:b1h2n130d24:" + kind);
-      for (const std::int64_t batch : {0, 2}) {
-        Inputs own = conformance::make_inputs(one, DType::f32);
-        copy_token_rows(in, batch, 0, own, 0, 0, 130);
-        const TensorSet alone = run(one, own);
-        for (const TensorSet::Entry& entry : alone.entries()) {
-          expect_rows(together.at(entry.name), batch, 0, entry.tensor, 0, 0, 130, 0,
-                      entry.name + " of batch element " + std::to_string(batch) + " in " +
-                          to_string(three));
-        }
-      }
-    }
+    for (const std::string op : kOps) expect_no_batch_neighbours(op, "h2n130d24", kind);
+  }
+  for (const std::string kind : kSegmentedKinds) {
+    for (const std::string op : kOps) expect_no_batch_neighbours(op, "h2k1n5000d8", kind);
   }
 }
 
@@ -200,20 +211,30 @@ TEST(Invariance, NaNInOnePackedSequenceStaysThere) {
   }
 }
 
+void expect_same_on_any_threads(const std::string& problem) {
+  Case c = make_case(problem);
+  c.parameter_gradients = true;
+  const Inputs in = conformance::make_inputs(c, DType::f32);
+  const TensorSet expected = run(c, in);
+  for (const int threads : {1, 2, 3, 5}) {
+    ThreadPool pool(threads);
+    expect_same(run(c, in, {.parallel = &pool}), expected,
+                to_string(c) + " with " + std::to_string(threads) + " threads");
+  }
+}
+
 TEST(Invariance, NumberOfThreads) {
-  for (const std::string kind : kKinds) {
-    for (const std::string op : kOps) {
+  for (const std::string op : kOps) {
+    for (const std::string kind : kKinds) {
       for (const std::string shape : {"b2h4k2n150d24", "b1h1n1500d16"}) {
         const bool quadratic = kind.starts_with("softmax");
-        Case c = make_case(op + ":f32:cpu:" + (quadratic ? "b1h2n300d16" : shape) + ":" + kind);
-        c.parameter_gradients = true;
-        const Inputs in = conformance::make_inputs(c, DType::f32);
-        const TensorSet expected = run(c, in);
-        for (const int threads : {1, 2, 3, 5}) {
-          ThreadPool pool(threads);
-          expect_same(run(c, in, {.parallel = &pool}), expected,
-                      to_string(c) + " with " + std::to_string(threads) + " threads");
-        }
+        expect_same_on_any_threads(op + ":f32:cpu:" + (quadratic ? "b1h2n300d16" : shape) + ":" +
+                                   kind);
+      }
+    }
+    for (const std::string kind : kSegmentedKinds) {
+      for (const std::string shape : {"b1h1n5000d8", "b2h2k1n5000d8"}) {
+        expect_same_on_any_threads(op + ":f32:cpu:" + shape + ":" + kind);
       }
     }
   }
@@ -268,13 +289,35 @@ TEST(Invariance, Workspace) {
 TEST(Invariance, WorkspaceDoesNotGrowWithTheSequence) {
   constexpr std::size_t kHeads = 12;
   constexpr std::size_t kState = 64 * (64 + 2) * sizeof(float);
-  for (const std::string kind : {"lln", "diag64", "lln+diag64"}) {
+  for (const std::string kind :
+       {"lln", "diag64", "lln+diag64", "diag128", "lln+diag128", "diag256", "lln+diag256"}) {
     for (const std::string op : kOps) {
       const auto bytes = [&](const std::string& tokens) {
         return workspace_bytes(parse_problem(op + ":f32:cpu:b1h12n" + tokens + "d64:" + kind));
       };
-      EXPECT_EQ(bytes("1048576"), bytes("16777216")) << op << ' ' << kind;
-      EXPECT_LE(bytes("16777216"), 32 * kHeads * kState) << op << ' ' << kind;
+      EXPECT_EQ(bytes("65536"), bytes("1048576")) << op << ' ' << kind;
+      EXPECT_LE(bytes("1048576"), 32 * kHeads * kState) << op << ' ' << kind;
+    }
+  }
+}
+
+// Asking costs nothing, however much is asked for; and the answer never wraps around.
+TEST(Invariance, WorkspaceOfAbsurdlyLongSequencesIsKnownAtOnce) {
+  for (const std::string kind : {"lln:causal", "lln+diag64:causal", "lln", "softmax"}) {
+    for (const std::string op : kOps) {
+      const auto bytes = [&](const std::string& tokens) {
+        return explain(parse_problem(op + ":f32:cpu:b1h1n" + tokens + "d64:" + kind))
+            .workspace_bytes;
+      };
+      const auto start = std::chrono::steady_clock::now();
+      try {
+        EXPECT_GE(bytes("1000000000000"), bytes("1000000000")) << op << ' ' << kind;
+      } catch (const Error& refusal) {
+        EXPECT_NE(std::string(refusal.what()).find("1000000000000"), std::string::npos)
+            << refusal.what();
+      }
+      EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(1))
+          << op << ' ' << kind;
     }
   }
 }

@@ -108,6 +108,54 @@ TEST(Properties, NaNInTheFutureNeverReachesThePast) {
   }
 }
 
+// Tiny values in the past and one of these in the rows from t on: the past is that of a sequence
+// which ends at t, within a few roundings of its own size, not of the size of what comes later.
+void expect_tiny_past_kept(const std::string& kind, std::int64_t tokens, std::int64_t t,
+                           double later) {
+  constexpr double kTiny = 1e-32;
+  constexpr double kTolerance = 2e-6;
+  for (const std::string op : {"forward", "backward"}) {
+    const auto make = [&](std::int64_t n) {
+      return make_case(fmt::format("{}:f32:cpu:b1h2k1n{}d8:{}", op, n, kind));
+    };
+    const Case whole = make(tokens), past = make(t);
+    Inputs in = conformance::make_inputs(whole, DType::f32);
+    change(in.v, [&](auto, auto, auto n, auto, double x) { return n < t ? kTiny * x : later; });
+    Inputs in_past = conformance::make_inputs(past, DType::f32);
+    const auto cut = [](const Tensor& from, Tensor& to) {
+      change(to, [&](auto b, auto h, auto n, auto c, double) { return from.get(b, h, n, c); });
+    };
+    cut(in.q, in_past.q);
+    cut(in.k, in_past.k);
+    cut(in.v, in_past.v);
+    cut(in.g, in_past.g);
+    const TensorSet found = run(whole, in);
+    const TensorSet expected = run(past, in_past);
+    const char* name = op == "forward" ? "o" : "dq";
+    const Tensor& rows = expected.at(name);
+    rows.for_each([&](auto b, auto h, auto n, auto) {
+      // Gradients are differences of terms of the size of v, and may cancel to nothing.
+      double size = op == "forward" ? 0 : kTiny;
+      for (std::int64_t c = 0; c < 8; ++c) size = std::max(size, std::abs(rows.get(b, h, n, c)));
+      for (std::int64_t c = 0; c < 8; ++c) {
+        const double difference = found.at(name).get(b, h, n, c) - rows.get(b, h, n, c);
+        ASSERT_LE(std::abs(difference), kTolerance * size)
+            << name << " row " << n << " when v is " << later << " from row " << t << " on, "
+            << to_string(whole);
+      }
+    });
+  }
+}
+
+TEST(Properties, TheSizeOfTheFutureNeverChangesThePast) {
+  for (const std::string kind : {"lln:causal", "lln+diag16:causal", "diag16:causal"}) {
+    for (const double later : {3e38, -3e38, std::numeric_limits<double>::quiet_NaN()}) {
+      for (const std::int64_t t : {1, 40, 64, 65, 149}) expect_tiny_past_kept(kind, 150, t, later);
+      expect_tiny_past_kept(kind, 2500, 2100, later);
+    }
+  }
+}
+
 // exp(alpha (q + s) + beta k) is a common factor of the row, exp(beta s) one of the whole matrix.
 TEST(Properties, ShiftsCancelInLln) {
   for (const std::string kind : {"lln", "lln:causal"}) {

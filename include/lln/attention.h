@@ -5,7 +5,8 @@
 //   Diag     softmax(q k^T / sqrt(dim)) inside consecutive blocks of tokens, nothing across
 //   LLN+Diag w1 * LLN + w2 * Diag
 //
-// Rows without a valid key are zero and have zero gradients. Nothing overflows for finite input.
+// Rows without a valid key are zero and have zero gradients. LLN does not overflow for any finite
+// input; the scores q . k of Diag and softmax must be finite in f32.
 // All calls may run at the same time on different outputs; outputs must not overlap inputs.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -53,8 +54,9 @@ struct AttentionInputs {
   IndexView cu_seqlens_k = {};  // [S + 1]
 };
 
-// What the backward pass of LLN can reuse; nothing of the size of the sequence.
-// Written by the bidirectional forward; in the causal one it is the state after the last token.
+// What the backward pass of LLN can reuse; nothing of the size of the sequence. f64 with f64
+// tensors. Written by the bidirectional forward; in the causal one it is the state after the last
+// token.
 struct AttentionSaved {
   View key_lse = {};  // f32 [S, heads_k, 1, dim]: c_l = logsumexp over keys of ln phi(beta k_jl)
   View channel_values = {};  // f32 [S, heads_k, dim, dim_v]: C = softmax over keys of that, times v
@@ -71,7 +73,7 @@ struct AttentionGradients {
   // backward needs the states inside the sequence and recomputes them always.
   AttentionSaved saved = {};
   View dq = {}, dk = {}, dv = {};  // shaped like q, k, v
-  // On request, f32, shaped like the inputs that they belong to.
+  // On request, shaped and typed like the inputs that they belong to.
   View dalpha = {}, dbeta = {};
   View dmix = {}, dlln_weight = {}, ddiag_weight = {};
 };

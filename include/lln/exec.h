@@ -26,7 +26,8 @@ class Parallel {
 // A fixed set of threads; the thread that calls run() is one of them.
 class ThreadPool final : public Parallel {
  public:
-  explicit ThreadPool(int threads = 0);  // 0: one per hardware thread
+  // 0: one per hardware thread. Throws Error where a thread cannot be started.
+  explicit ThreadPool(int threads = 0);
   ~ThreadPool() override;
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;

@@ -65,7 +65,8 @@ void parse_feature(std::string_view text, Feature& feature, float& power);
 std::size_t workspace_bytes(const Problem& problem, const Exec& exec = {});
 
 // The least that any implementation must do: bytes that must move between memory and the chip, and
-// the floating-point operations of the matrix products (exponentials count as none).
+// the floating-point operations of the matrix products (exponentials count as none). Masks and the
+// lengths of packed sequences are not known here: all tokens count as one sequence of valid keys.
 struct Cost {
   double bytes = 0;
   double flops = 0;

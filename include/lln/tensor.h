@@ -72,8 +72,8 @@ inline ConstView scalar(const float* value) noexcept { return view(value, Shape{
 // Integers: lengths and cumulative lengths.
 struct IndexView {
   const void* data = nullptr;
-  bool wide = false;  // 64-bit integers; otherwise 32-bit
-  std::int64_t count = 0;
+  bool wide = false;        // 64-bit integers; otherwise 32-bit
+  std::int64_t count = -1;  // -1: not given, which an empty list is not
   Device device;
 
   IndexView() = default;
@@ -81,7 +81,7 @@ struct IndexView {
       : data(values.data()), count(static_cast<std::int64_t>(values.size())) {}
   IndexView(std::span<const std::int64_t> values)
       : data(values.data()), wide(true), count(static_cast<std::int64_t>(values.size())) {}
-  bool given() const noexcept { return data != nullptr; }
+  bool given() const noexcept { return count >= 0; }
   std::int64_t operator[](std::int64_t i) const noexcept {
     return wide ? static_cast<const std::int64_t*>(data)[i]
                 : static_cast<const std::int32_t*>(data)[i];

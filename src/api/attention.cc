@@ -18,6 +18,17 @@ struct AlignedDelete {
   void operator()(std::byte* p) const noexcept { ::operator delete[](p, std::align_val_t{64}); }
 };
 
+// The small tables of a call can run out of memory too: an Error like every other.
+template <class F>
+auto memory_errors(const char* verb, F&& f) {
+  try {
+    return f();
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorCode::out_of_memory,
+                fmt::format("{}: no memory for the tables of the call", verb));
+  }
+}
+
 void run(CheckedCall& checked, const Exec& exec) {
   Call& call = checked.call;
   call.sequences = checked.sequences;
@@ -53,14 +64,30 @@ void run(CheckedCall& checked, const Exec& exec) {
 
 void attention_forward(const AttentionInputs& in, const AttentionOutputs& out,
                        const AttentionOptions& options, const Exec& exec) {
-  CheckedCall checked = check_forward(in, out, options);
-  run(checked, exec);
+  memory_errors("attention_forward", [&] {
+    CheckedCall checked = check_forward(in, out, options);
+    run(checked, exec);
+  });
 }
 
 void attention_backward(const AttentionInputs& in, const AttentionGradients& grads,
                         const AttentionOptions& options, const Exec& exec) {
-  CheckedCall checked = check_backward(in, grads, options);
-  run(checked, exec);
+  memory_errors("attention_backward", [&] {
+    CheckedCall checked = check_backward(in, grads, options);
+    run(checked, exec);
+  });
+}
+
+Problem make_problem(const AttentionInputs& in, const AttentionOutputs& out,
+                     const AttentionOptions& options) {
+  return memory_errors("make_problem",
+                       [&] { return check_forward(in, out, options).call.problem; });
+}
+
+Problem make_problem(const AttentionInputs& in, const AttentionGradients& grads,
+                     const AttentionOptions& options) {
+  return memory_errors("make_problem",
+                       [&] { return check_backward(in, grads, options).call.problem; });
 }
 
 }  // namespace lln

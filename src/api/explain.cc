@@ -29,34 +29,35 @@ double weighed_pairs(const Problem& p) {
   return p.causal ? tokens * (keys + 1) / 2 : tokens * keys;
 }
 
-Cost forward_cost(const Problem& p) {
-  const auto b = static_cast<double>(p.batch);
-  const double q_rows = b * static_cast<double>(p.heads) * static_cast<double>(p.tokens);
-  const double k_rows = b * static_cast<double>(p.heads_k) * static_cast<double>(p.tokens_k);
-  const auto d = static_cast<double>(p.dim);
-  const auto dv = static_cast<double>(p.dim_v);
-  Cost cost;
-  cost.bytes = (q_rows + k_rows) * (d + dv) * static_cast<double>(size_of(p.dtype));
-  if (p.has_lln()) cost.flops += 2 * (q_rows + k_rows) * d * dv;
-  if (p.kind != Kind::lln) {
-    cost.flops += 2 * b * static_cast<double>(p.heads) * weighed_pairs(p) * (d + dv);
+// Rows of q and of k over all heads and sequences, and the sizes beside them.
+struct Sizes {
+  explicit Sizes(const Problem& p)
+      : q_rows(static_cast<double>(p.batch * p.heads) * static_cast<double>(p.tokens)),
+        k_rows(static_cast<double>(p.batch * p.heads_k) * static_cast<double>(p.tokens_k)),
+        d(static_cast<double>(p.dim)),
+        dv(static_cast<double>(p.dim_v)),
+        bytes(static_cast<double>(size_of(p.dtype))),
+        pairs(p.kind == Kind::lln ? 0 : static_cast<double>(p.batch * p.heads) * weighed_pairs(p)) {
   }
+  double q_rows, k_rows, d, dv, bytes;
+  double pairs;  // that the block-diagonal part or softmax weighs
+};
+
+Cost forward_cost(const Problem& p) {
+  const Sizes s(p);
+  Cost cost;
+  cost.bytes = (s.q_rows + s.k_rows) * (s.d + s.dv) * s.bytes;
+  if (p.has_lln()) cost.flops += 2 * (s.q_rows + s.k_rows) * s.d * s.dv;
+  cost.flops += 2 * s.pairs * (s.d + s.dv);
   return cost;
 }
 
 Cost backward_cost(const Problem& p) {
-  const auto b = static_cast<double>(p.batch);
-  const double q_rows = b * static_cast<double>(p.heads) * static_cast<double>(p.tokens);
-  const double k_rows = b * static_cast<double>(p.heads_k) * static_cast<double>(p.tokens_k);
-  const auto d = static_cast<double>(p.dim);
-  const auto dv = static_cast<double>(p.dim_v);
+  const Sizes s(p);
   Cost cost;
-  cost.bytes =
-      (q_rows * (2 * d + dv) + k_rows * 2 * (d + dv)) * static_cast<double>(size_of(p.dtype));
-  if (p.has_lln()) cost.flops += 4 * (q_rows + k_rows) * d * dv;
-  if (p.kind != Kind::lln) {
-    cost.flops += 2 * b * static_cast<double>(p.heads) * weighed_pairs(p) * (3 * d + 2 * dv);
-  }
+  cost.bytes = (s.q_rows * (2 * s.d + s.dv) + s.k_rows * 2 * (s.d + s.dv)) * s.bytes;
+  if (p.has_lln()) cost.flops += 4 * (s.q_rows + s.k_rows) * s.d * s.dv;
+  cost.flops += 2 * s.pairs * (3 * s.d + 2 * s.dv);
   return cost;
 }
 
@@ -81,8 +82,9 @@ std::string no_kernel_text(const Problem& problem) {
 
 }  // namespace
 
-const Kernel& choose_kernel(const Problem& problem, std::string_view forced) {
-  const auto list = kernels(kernel_op(problem.op));
+const Kernel& choose_kernel(const Problem& asked, std::string_view forced) {
+  const Problem problem = with_op(asked, kernel_op(asked.op));
+  const auto list = kernels(problem.op);
   if (forced.empty()) {
     for (const Kernel& kernel : list) {
       if (kernel.refusal(problem).empty()) return kernel;
@@ -98,7 +100,7 @@ const Kernel& choose_kernel(const Problem& problem, std::string_view forced) {
   }
   throw Error(ErrorCode::invalid_argument,
               fmt::format("unknown kernel '{}' for {}: expected one of {}", forced,
-                          to_string(problem.op), fmt::join(kernel_names(problem.op), ", ")));
+                          to_string(asked), fmt::join(kernel_names(problem.op), ", ")));
 }
 
 std::vector<std::string> kernel_names(Op op) {
@@ -139,8 +141,9 @@ Explanation explain(const Problem& problem, const Exec& exec) {
   explanation.problem = problem;
   explanation.cost = minimal_cost(problem);
   if (!exec.kernel.empty()) choose_kernel(problem, exec.kernel);  // an unknown name is an error
-  for (const Kernel& kernel : kernels(kernel_op(problem.op))) {
-    std::string refusal = kernel.refusal(problem);
+  const Problem run = with_op(problem, kernel_op(problem.op));
+  for (const Kernel& kernel : kernels(run.op)) {
+    std::string refusal = kernel.refusal(run);
     if (!exec.kernel.empty() && kernel.name != exec.kernel) {
       refusal = fmt::format("kernel {} is forced", exec.kernel);
     }

@@ -1,12 +1,15 @@
 // The thread pool: fork and join with a shared task counter. Threads spin for a moment between two
 // parallel regions of one call before they sleep, because a short call has several of them.
 // SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <thread>
 #include <vector>
 
+#include "lln/error.h"
 #include "lln/exec.h"
 
 namespace lln {
@@ -54,6 +57,14 @@ struct ThreadPool::Impl {
     }
   }
 
+  void join() {
+    stop.store(true, std::memory_order_relaxed);
+    generation.fetch_add(1, std::memory_order_release);
+    generation.notify_all();
+    for (std::thread& thread : threads) thread.join();
+    threads.clear();
+  }
+
   void loop(int worker) {
     std::uint32_t seen = 0;
     for (;;) {
@@ -69,18 +80,21 @@ struct ThreadPool::Impl {
 ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>()) {
   const int count =
       threads > 0 ? threads : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-  impl_->threads.reserve(static_cast<std::size_t>(count - 1));
-  for (int worker = 1; worker < count; ++worker) {
-    impl_->threads.emplace_back([impl = impl_.get(), worker] { impl->loop(worker); });
+  try {
+    impl_->threads.reserve(static_cast<std::size_t>(count - 1));
+    for (int worker = 1; worker < count; ++worker) {
+      impl_->threads.emplace_back([impl = impl_.get(), worker] { impl->loop(worker); });
+    }
+  } catch (const std::exception& error) {
+    const std::size_t started = impl_->threads.size() + 1;
+    impl_->join();
+    throw Error(ErrorCode::out_of_memory,
+                fmt::format("thread pool: thread {} of {} could not be started: {}", started + 1,
+                            count, error.what()));
   }
 }
 
-ThreadPool::~ThreadPool() {
-  impl_->stop.store(true, std::memory_order_relaxed);
-  impl_->generation.fetch_add(1, std::memory_order_release);
-  impl_->generation.notify_all();
-  for (std::thread& thread : impl_->threads) thread.join();
-}
+ThreadPool::~ThreadPool() { impl_->join(); }
 
 int ThreadPool::workers() const noexcept { return static_cast<int>(impl_->threads.size()) + 1; }
 

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <optional>
@@ -16,7 +17,10 @@ namespace lln {
 namespace {
 
 constexpr std::int64_t kMaxDim = 256;
-constexpr double kMaxElements = 0x1p60;  // of one tensor, so that byte offsets fit 64 bits
+// So that byte offsets and the sizes of all scratch memory fit 64 bits.
+constexpr std::int64_t kMaxTokens = std::int64_t{1} << 40;
+constexpr std::int64_t kMaxSequences = std::int64_t{1} << 31;
+constexpr double kMaxElements = 0x1p56;  // of one tensor
 
 [[noreturn]] void fail(std::string_view text, const std::string& why) {
   throw Error(ErrorCode::invalid_argument, fmt::format("problem '{}': {}", text, why));
@@ -84,7 +88,13 @@ void parse_shape(std::string_view text, std::string_view shape, Problem& p) {
   if (!seen[6]) p.dim_v = p.dim;
 }
 
-void parse_flag(std::string_view text, std::string_view flag, Problem& p) {
+void parse_flag(std::string_view text, std::string_view flag, std::vector<std::string>& seen,
+                Problem& p) {
+  const std::string name(flag.substr(0, flag.find('=')));
+  if (std::find(seen.begin(), seen.end(), name) != seen.end()) {
+    fail(text, fmt::format("flag '{}' twice", name));
+  }
+  seen.push_back(name);
   if (flag == "causal") {
     p.causal = true;
   } else if (flag == "masked") {
@@ -158,9 +168,14 @@ std::vector<std::string> problem_faults(const Problem& p) {
   const auto expect = [&](bool ok, std::string text) {
     if (!ok) faults.push_back(std::move(text));
   };
-  expect(p.batch >= 0 && p.tokens >= 0 && p.tokens_k >= 0,
-         fmt::format("sizes must not be negative: batch {}, tokens {}, key tokens {}", p.batch,
-                     p.tokens, p.tokens_k));
+  const auto within = [](std::int64_t value, std::int64_t most) {
+    return value >= 0 && value <= most;
+  };
+  expect(within(p.tokens, kMaxTokens) && within(p.tokens_k, kMaxTokens),
+         fmt::format("tokens must be 0 to {}: {} of q, {} of k", kMaxTokens, p.tokens, p.tokens_k));
+  expect(within(p.batch, kMaxSequences) && within(p.sequences, kMaxSequences),
+         fmt::format("batch and sequences must be 0 to {}: batch {}, {} sequences", kMaxSequences,
+                     p.batch, p.sequences));
   expect(
       p.heads >= 1 && p.heads_k >= 1,
       fmt::format("at least one head is needed: {} query heads, {} key heads", p.heads, p.heads_k));
@@ -193,9 +208,8 @@ std::vector<std::string> problem_faults(const Problem& p) {
   expect(!p.packed || p.batch == 1,
          fmt::format("packed sequences need batch 1: batch {}", p.batch));
   expect(!(p.packed && p.masked), "packed sequences take no key mask and no key lengths");
-  expect(
-      p.packed ? p.sequences >= 0 && p.sequences < (std::int64_t{1} << 40) : p.sequences == p.batch,
-      fmt::format("bad number of sequences: {} with batch {}", p.sequences, p.batch));
+  expect(p.packed || p.sequences == p.batch,
+         fmt::format("{} sequences with batch {}: only packed ones differ", p.sequences, p.batch));
   return faults;
 }
 
@@ -316,7 +330,8 @@ Problem parse_problem(std::string_view text) {
   parse_shape(text, shape, p);
   try {
     parse_kind(*kind, p.kind, p.diag_block);
-    while (const auto flag = take_part(rest, more)) parse_flag(text, *flag, p);
+    std::vector<std::string> seen;
+    while (const auto flag = take_part(rest, more)) parse_flag(text, *flag, seen, p);
   } catch (const Error& error) {
     const std::string_view what = error.what();
     if (what.starts_with("problem '")) throw;

@@ -74,14 +74,13 @@ class Checker {
                           name, i, view.shape[i]));
       }
     }
-    const std::pair<const char*, const void*> inputs[] = {
-        {"q", in_.q.data}, {"k", in_.k.data}, {"v", in_.v.data}};
-    for (const auto& [input_name, data] : inputs) {
-      if (data != nullptr && data == view.data) {
-        fault(fmt::format("{} and {} start at the same address: outputs must not overlap inputs",
-                          name, input_name));
+    for (const auto& [other, data] : placed_) {
+      if (data == view.data) {
+        fault(fmt::format("{} and {} start at the same address: outputs must not overlap", name,
+                          other));
       }
     }
+    placed_.emplace_back(name, view.data);
   }
 
   void saved(const AttentionSaved& saved) {
@@ -139,7 +138,34 @@ class Checker {
  private:
   void input(const char* name, const ConstView& view, const Shape& shape) {
     tensor(name, view, shape, problem_.dtype);
+    if (!is_empty(view.shape)) placed_.emplace_back(name, view.data);
   }
+
+  void on_device(const char* name, Device device) {
+    if (device == problem_.device) return;
+    fault(fmt::format("{} is on {}: expected {}", name, to_string(device),
+                      to_string(problem_.device)));
+  }
+
+  // Lists of numbers report their first few bad entries and how many more there are.
+  class Entries {
+   public:
+    explicit Entries(Checker& checker) : checker_(checker) {}
+    ~Entries() {
+      if (bad_ > kShown) checker_.fault(fmt::format("and {} more such entries", bad_ - kShown));
+    }
+    Entries(const Entries&) = delete;
+    Entries& operator=(const Entries&) = delete;
+    void add(std::string text) {
+      if (++bad_ <= kShown) checker_.fault(std::move(text));
+    }
+    bool any() const { return bad_ > 0; }
+
+   private:
+    static constexpr std::int64_t kShown = 4;
+    Checker& checker_;
+    std::int64_t bad_ = 0;
+  };
 
   void tensor(const char* name, const ConstView& view, const Shape& shape, DType dtype) {
     if (!view.given()) {
@@ -154,10 +180,7 @@ class Checker {
     if (view.dtype != dtype) {
       fault(fmt::format("{} is {}: expected {}", name, to_string(view.dtype), to_string(dtype)));
     }
-    if (view.device != problem_.device) {
-      fault(fmt::format("{} is on {}: expected {}", name, to_string(view.device),
-                        to_string(problem_.device)));
-    }
+    on_device(name, view.device);
     if (is_empty(view.shape)) return;
     if (view.data == nullptr) fault(fmt::format("{} has elements but its data is null", name));
     if (view.shape[3] > 1 && view.stride[3] != 1) {
@@ -184,12 +207,20 @@ class Checker {
                         sequences, heads));
       return;
     }
-    if (!parameter_memory(name, view)) return;
-    for (std::int64_t b = 0; b < s[0]; ++b) {
-      for (std::int64_t h = 0; h < s[1]; ++h) {
-        if (const double value = element(view, b, h, 0, 0); !std::isfinite(value)) {
-          fault(fmt::format("{}[{}, {}] is {}: expected a finite number", name, b, h, value));
-          return;
+    if (parameter_memory(name, view)) finite(name, view);
+  }
+
+  void finite(const char* name, const ConstView& view) {
+    Entries entries(*this);
+    for (std::int64_t b = 0; b < view.shape[0]; ++b) {
+      for (std::int64_t h = 0; h < view.shape[1]; ++h) {
+        for (std::int64_t n = 0; n < view.shape[2]; ++n) {
+          for (std::int64_t c = 0; c < view.shape[3]; ++c) {
+            const double value = element(view, b, h, n, c);
+            if (std::isfinite(value)) continue;
+            entries.add(fmt::format("{}[{}, {}, {}, {}] is {}: expected a finite number", name, b,
+                                    h, n, c, value));
+          }
         }
       }
     }
@@ -223,10 +254,10 @@ class Checker {
                            {1, p.heads, 1, p.dim_v},
                            {p.batch, p.heads, p.tokens, 1}};
     for (const Shape& form : forms) {
-      if (view.shape == form) {
-        parameter_memory(name, view);
-        return;
-      }
+      if (view.shape != form) continue;
+      // Weights per token are data, not parameters: NaN there stays in its row.
+      if (parameter_memory(name, view) && (view.shape[2] == 1 || p.tokens == 1)) finite(name, view);
+      return;
     }
     fault(
         fmt::format("{} has shape {}: expected {} per call, {} per head, {} per head and channel "
@@ -243,10 +274,12 @@ class Checker {
                         lengths.count, problem_.batch));
       return;
     }
+    on_device("key_lengths", lengths.device);
+    Entries entries(*this);
     for (std::int64_t b = 0; b < lengths.count; ++b) {
       if (lengths[b] < 0 || lengths[b] > problem_.tokens_k) {
-        fault(fmt::format("key_lengths[{}] is {}: expected 0 to {}", b, lengths[b],
-                          problem_.tokens_k));
+        entries.add(fmt::format("key_lengths[{}] is {}: expected 0 to {}", b, lengths[b],
+                                problem_.tokens_k));
       }
     }
   }
@@ -254,6 +287,7 @@ class Checker {
   void check_key_mask() {
     const MaskView& mask = in_.key_mask;
     if (!mask.given()) return;
+    on_device("key_mask", mask.device);
     if (mask.shape[0] != problem_.batch || mask.shape[1] != problem_.tokens_k) {
       fault(fmt::format("key_mask has shape [{}, {}]: expected [{}, {}]", mask.shape[0],
                         mask.shape[1], problem_.batch, problem_.tokens_k));
@@ -302,22 +336,23 @@ class Checker {
       fault(fmt::format("{} is empty: expected sequences + 1 entries", name));
       return false;
     }
-    bool ok = true;
-    const auto entry = [&](std::int64_t s, const std::string& expected) {
-      fault(fmt::format("{}[{}] is {}: expected {}", name, s, cu[s], expected));
-      ok = false;
+    on_device(name, cu.device);
+    Entries entries(*this);
+    const auto bad = [&](std::int64_t s, const std::string& expected) {
+      entries.add(fmt::format("{}[{}] is {}: expected {}", name, s, cu[s], expected));
     };
-    if (cu[0] != 0) entry(0, "0");
-    for (std::int64_t s = 1; s < cu.count && ok; ++s) {
-      if (cu[s] < cu[s - 1])
-        entry(s, fmt::format("at least the entry before it, {}", cu[s - 1]));
-      else if (cu[s] > tokens)
-        entry(s, fmt::format("at most the number of tokens, {}", tokens));
+    if (cu[0] != 0) bad(0, "0");
+    for (std::int64_t s = 1; s < cu.count; ++s) {
+      if (cu[s] < cu[s - 1]) {
+        bad(s, fmt::format("at least the entry before it, {}", cu[s - 1]));
+      } else if (cu[s] > tokens) {
+        bad(s, fmt::format("at most the number of tokens, {}", tokens));
+      }
     }
-    if (ok && cu[cu.count - 1] != tokens) {
-      entry(cu.count - 1, fmt::format("the number of tokens, {}", tokens));
+    if (!entries.any() && cu[cu.count - 1] != tokens) {
+      bad(cu.count - 1, fmt::format("the number of tokens, {}", tokens));
     }
-    return ok;
+    return !entries.any();
   }
 
   void make_sequences(std::vector<Sequence>& sequences) const {
@@ -356,6 +391,7 @@ class Checker {
   const AttentionOptions& options_;
   Problem problem_;
   std::vector<std::string> faults_;
+  std::vector<std::pair<const char*, const void*>> placed_;  // tensors seen so far
 };
 
 }  // namespace
@@ -394,16 +430,6 @@ CheckedCall check_backward(const AttentionInputs& in, const AttentionGradients& 
   CheckedCall checked = checker.finish();
   checked.call.grads = grads;
   return checked;
-}
-
-Problem make_problem(const AttentionInputs& in, const AttentionOutputs& out,
-                     const AttentionOptions& options) {
-  return check_forward(in, out, options).call.problem;
-}
-
-Problem make_problem(const AttentionInputs& in, const AttentionGradients& grads,
-                     const AttentionOptions& options) {
-  return check_backward(in, grads, options).call.problem;
 }
 
 }  // namespace lln

@@ -32,6 +32,7 @@ class Backward {
 
   void run() {
     layout_.totals.reset();
+    parts_.forget_blocks(layout_.tiles);
     const std::int64_t pairs = static_cast<std::int64_t>(call_.sequences.size()) * p_.heads_k;
     constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
     const bool lln = p_.has_lln();
@@ -139,7 +140,7 @@ class Backward {
                 double* beta = nullptr;
                 if (p_.has_lln()) {
                   state = &layout_.states[static_cast<std::size_t>(task.head)];
-                  beta = layout_.beta_sums[work.first_key_slot + task.segment];
+                  beta = layout_.beta_sums + work.first_key_slot + task.segment;
                   *beta = 0;
                 }
                 parts_.keys(key_head(work), work.keys[task.segment], state, beta, tiles);
@@ -156,7 +157,7 @@ class Backward {
       }
       for (std::int64_t i = 0; i < work.keys.count(); ++i) {
         layout_.totals.add_beta(work.sequence, work.head_k,
-                                *layout_.beta_sums[work.first_key_slot + i]);
+                                layout_.beta_sums[work.first_key_slot + i]);
       }
     }
   }

@@ -90,7 +90,7 @@ class BackwardParts {
         lln_weight_(PartWeight::of_lln(call)),
         diag_weight_(PartWeight::of_diag(call)) {}
 
-  float* row_lse = nullptr;  // [batch, heads, tokens] where needs_statistics()
+  float* row_lse = nullptr;  // [batch, heads, tokens] of the softmax operation
   float* row_delta = nullptr;
 
   const ParameterRequest& request() const { return request_; }
@@ -115,8 +115,8 @@ class BackwardParts {
   }
 
   void load_channels(const QueryHead& head, const BackwardTiles& tiles) const {
-    head.channel_weights(lln_weight_, dims_, tiles.lln_channel);
-    head.channel_weights(diag_weight_, dims_, tiles.diag_channel);
+    head.load_channels(lln_weight_, dims_, tiles.lln_channel);
+    head.load_channels(diag_weight_, dims_, tiles.diag_channel);
   }
 
   // dq of the block-diagonal part (or softmax) in tiles.diag_d[chunk, dp]; g . Diag in row_dots.
@@ -156,6 +156,7 @@ class BackwardParts {
     for_each_block(
         first.scores(call_, keys, dims_, t), chunk, [&](Range piece, Range block_keys) HWY_ATTR {
           const ScoreHead any = first.scores(call_, keys, dims_, t);
+          if (spans_tiles(p_)) block_statistics(keys, block_keys, tiles);
           const std::int64_t n = load_keys(any, {piece.begin, std::min(piece.end, block_keys.end)},
                                            /*values_transposed=*/true);
           float* const dk = tiles.diag_d + offset * dims_.dp;
@@ -246,6 +247,13 @@ class BackwardParts {
     store_tile(dv, n, token, p_.has_lln() ? tiles.lln_dv : tiles.diag_dv, dims_.dvp, one);
   }
 
+  // Before the first task: no worker has the statistics of a block.
+  void forget_blocks(std::vector<BackwardTiles>& tiles) const {
+    for (BackwardTiles& t : tiles) {
+      if (t.block != nullptr) t.block[0] = -1;
+    }
+  }
+
   // The gradients of per-token weights for a row without keys.
   void zero_token_weights(const Sequence& seq, std::int64_t h, std::int64_t row) const {
     write_token_weights(seq.batch, h, seq.q_begin + row, 0, 0);
@@ -280,20 +288,54 @@ class BackwardParts {
     const ScoreTiles& t = tiles.scores[0];
     const ScoreHead scores = head.scores(call_, keys, dims_, t);
     if (diag_weight_.per_channel()) {
-      head.channel_weights(diag_weight_, dims_, tiles.diag_channel);
+      head.load_channels(diag_weight_, dims_, tiles.diag_channel);
     }
     for (std::int64_t r = rows.begin; r < rows.end; r += dims_.chunk) {
       const Range tile{r, std::min(rows.end, r + dims_.chunk)};
       load_g(head, tile, &diag_weight_, tiles.diag_channel, t.g);
-      if (row_lse != nullptr) {
-        for (std::int64_t i = 0; i < tile.size(); ++i) {
-          t.row_max[i] = row_lse[statistics_index(head, r + i)];
-          t.row_delta[i] = row_delta[statistics_index(head, r + i)];
-        }
+      const float* lse = row_lse == nullptr ? nullptr : row_lse + statistics_index(head, r);
+      const float* delta = row_lse == nullptr ? nullptr : row_delta + statistics_index(head, r);
+      if (spans_tiles(p_)) {
+        lse = tiles.block_lse + block_index(head, r - tiles.block[1]);
+        delta = tiles.block_delta + block_index(head, r - tiles.block[1]);
+      }
+      if (lse != nullptr) {
+        std::copy(lse, lse + tile.size(), t.row_max);
+        std::copy(delta, delta + tile.size(), t.row_delta);
       }
       softmax_backward_keys(
-          scores, tile, n, /*whole_rows=*/row_lse == nullptr,
+          scores, tile, n, /*whole_rows=*/lse == nullptr,
           [&](std::int64_t row) { return head.row_weight(diag_weight_, row); }, dk, dv);
+    }
+  }
+
+  std::int64_t block_index(const QueryHead& head, std::int64_t row) const {
+    return head.h % dims_.group * std::min(p_.diag_block, p_.tokens) + row;
+  }
+
+  // Softmax statistics of all rows of the block that `block_keys` belong to, for the query heads of
+  // the group. Kept until another block is asked for: a worker takes the keys of a block in order.
+  void block_statistics(const KeyHead& keys, Range block_keys, const BackwardTiles& tiles) const {
+    const std::int64_t pair = keys.index * p_.heads_k + keys.head_k;
+    if (tiles.block[0] == pair && tiles.block[1] == block_keys.begin) return;
+    tiles.block[0] = pair;
+    tiles.block[1] = block_keys.begin;
+    const ScoreTiles& t = tiles.scores[0];
+    const std::int64_t end = std::min(block_keys.begin + p_.diag_block, keys.sequence->q_tokens);
+    for (std::int64_t g = 0; g < dims_.group; ++g) {
+      const QueryHead head(call_, keys, keys.head_k * dims_.group + g);
+      head.load_channels(diag_weight_, dims_, tiles.diag_channel);
+      const ScoreHead scores = head.scores(call_, keys, dims_, t);
+      for (std::int64_t r = block_keys.begin; r < end; r += dims_.chunk) {
+        const Range rows{r, std::min(end, r + dims_.chunk)};
+        Range visible_keys = block_keys;
+        if (p_.causal) visible_keys.end = std::min(visible_keys.end, rows.end);
+        load_g(head, rows, &diag_weight_, tiles.diag_channel, t.g);
+        softmax_statistics(scores, rows, visible_keys);
+        const std::int64_t at = block_index(head, r - block_keys.begin);
+        std::copy(t.row_max, t.row_max + rows.size(), tiles.block_lse + at);
+        std::copy(t.row_delta, t.row_delta + rows.size(), tiles.block_delta + at);
+      }
     }
   }
 

@@ -94,11 +94,9 @@ void for_each_leaf(const Dims& dims, Range rows, const State& before, const Caus
   const Range first{rows.begin, middle};
   const State& between = t.halves[static_cast<std::size_t>(halvings)];
   if (!kReverse) for_each_leaf<kReverse>(dims, first, before, t, halvings + 1, body);
-  make_sums(dims, t.half_sums, [&](float value_scale) HWY_ATTR {
-    reset(t.half_sums, dims, value_scale);
-    std::copy(t.keys + first.begin * dims.dp, t.keys + first.end * dims.dp, t.spare);
-    add_keys(dims, t.spare, t.values + first.begin * dims.dvp, first.size(), t.half_sums);
-  });
+  reset(t.half_sums, dims);
+  std::copy(t.keys + first.begin * dims.dp, t.keys + first.end * dims.dp, t.spare);
+  add_keys(dims, t.spare, t.values + first.begin * dims.dvp, first.size(), t.half_sums);
   join(dims, &before, t.half_sums, between);
   for_each_leaf<kReverse>(dims, {middle, rows.end}, between, t, halvings + 1, body);
   if (kReverse) for_each_leaf<kReverse>(dims, first, before, t, halvings + 1, body);
@@ -206,31 +204,27 @@ HWY_INLINE void make_weights(const Dims& dims, const QueryHead& head, std::int64
 template <class Body>
 void walk_segment(const Dims& dims, const KeyHead& head, Range segment, const State& prefix,
                   const CausalTiles& t, Body&& body) {
+  reset(t.sums, dims);
   const Grid chunks(segment, segment.begin, dims.chunk);
-  make_sums(dims, t.sums, [&](float value_scale) HWY_ATTR {
-    reset(t.sums, dims, value_scale);
-    for (std::int64_t i = 0; i < chunks.count(); ++i) {
-      load_chunk_keys(dims, head, chunks[i], nullptr, t);
-      join(dims, &prefix, t.sums, t.start);
-      body(i, chunks[i]);
-      std::copy(t.keys, t.keys + chunks[i].size() * dims.dp, t.spare);
-      add_keys(dims, t.spare, t.values, chunks[i].size(), t.sums);
-    }
-  });
+  for (std::int64_t i = 0; i < chunks.count(); ++i) {
+    load_chunk_keys(dims, head, chunks[i], nullptr, t);
+    join(dims, &prefix, t.sums, t.start);
+    body(i, chunks[i]);
+    std::copy(t.keys, t.keys + chunks[i].size() * dims.dp, t.spare);
+    add_keys(dims, t.spare, t.values, chunks[i].size(), t.sums);
+  }
 }
 
 // The sums over a segment alone, in the same steps as walk_segment(), so that cutting a sequence
 // among workers changes no bit.
 HWY_INLINE void sum_segment(const Dims& dims, const KeyHead& head, Range segment,
                             const CausalTiles& t, const KeySums& sums) {
+  reset(sums, dims);
   const Grid chunks(segment, segment.begin, dims.chunk);
-  make_sums(dims, sums, [&](float value_scale) HWY_ATTR {
-    reset(sums, dims, value_scale);
-    for (std::int64_t i = 0; i < chunks.count(); ++i) {
-      load_chunk_keys(dims, head, chunks[i], nullptr, t);
-      add_keys(dims, t.keys, t.values, chunks[i].size(), sums);
-    }
-  });
+  for (std::int64_t i = 0; i < chunks.count(); ++i) {
+    load_chunk_keys(dims, head, chunks[i], nullptr, t);
+    add_keys(dims, t.keys, t.values, chunks[i].size(), sums);
+  }
 }
 
 HWY_INLINE void clear(const State& state, const Dims& dims) {

@@ -24,14 +24,12 @@ class CausalBackward {
         dims_(p_),
         arena_(call.workspace),
         layout_(arena_, p_, dims_, worker_count(call.parallel)),
-        parts_(call, dims_) {
-    parts_.row_lse = layout_.row_lse;
-    parts_.row_delta = layout_.row_delta;
-  }
+        parts_(call, dims_) {}
 
   void run() {
     constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
     layout_.totals.reset();
+    parts_.forget_blocks(layout_.tiles);
     const std::int64_t pairs = static_cast<std::int64_t>(call_.sequences.size()) * p_.heads_k;
     std::int64_t next = 0;
     const Wave all = take_wave(next, pairs, kUnlimited, kUnlimited, kUnlimited,
@@ -185,7 +183,7 @@ class CausalBackward {
     const CausalLeafBackward leaf(call_, dims_, parts_, key_head(work), outputs, layout_.tiles[w],
                                   layout_.causal[w], layout_.gradient[w],
                                   &layout_.row_sums[static_cast<std::size_t>(slot * dims_.group)],
-                                  layout_.beta_sums[static_cast<std::size_t>(slot)]);
+                                  layout_.beta_sums + slot);
     leaf.walk_back(work.rows[i], boundary);
   }
 
@@ -197,7 +195,7 @@ class CausalBackward {
           layout_.totals.add_rows(work.sequence, work.head_k * dims_.group + g,
                                   layout_.row_sums[slot * dims_.group + g]);
         }
-        layout_.totals.add_beta(work.sequence, work.head_k, *layout_.beta_sums[slot]);
+        layout_.totals.add_beta(work.sequence, work.head_k, layout_.beta_sums[slot]);
       }
     }
   }

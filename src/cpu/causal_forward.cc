@@ -142,8 +142,8 @@ class CausalForward {
         softmax_rows(scores, part, visible_keys,
                      tiles.diag + (part.begin - rows.begin) * dims_.dvp);
       });
-      head.channel_weights(lln_weight_, dims_, tiles.lln_channel);
-      head.channel_weights(diag_weight_, dims_, tiles.diag_channel);
+      head.load_channels(lln_weight_, dims_, tiles.lln_channel);
+      head.load_channels(diag_weight_, dims_, tiles.diag_channel);
     }
     const Sequence& seq = *keys.sequence;
     const Rows o = rows_of(call_.out.o, seq.batch, head.h, seq.q_begin);

@@ -18,7 +18,7 @@ namespace {
 
 class Forward {
  public:
-  Forward(const Call& call)
+  explicit Forward(const Call& call)
       : call_(call),
         p_(call.problem),
         dims_(p_),
@@ -83,9 +83,9 @@ class Forward {
     const QueryHead head(call_, keys, h);
     const Sequence& seq = *keys.sequence;
     const Rows o = rows_of(call_.out.o, seq.batch, h, seq.q_begin);
-    head.channel_weights(lln_weight_, dims_, tiles.lln_channel);
-    head.channel_weights(diag_weight_, dims_, tiles.diag_channel);
-    const bool large = p_.has_lln() && !(largest_value(dims_, state) < kLargeValue);
+    head.load_channels(lln_weight_, dims_, tiles.lln_channel);
+    head.load_channels(diag_weight_, dims_, tiles.diag_channel);
+    const bool large = p_.has_lln() && largest_magnitude(state.values, dims_.state()) > kLargeValue;
     const Grid chunks(rows, seq.key_first, dims_.chunk);
     for (std::int64_t i = 0; i < chunks.count(); ++i) {
       const Range chunk = chunks[i];

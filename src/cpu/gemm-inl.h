@@ -1,5 +1,5 @@
 // Small dense products on f32 tiles that lie in cache: register-blocked outer products. Every
-// element is one chain of fused multiply-adds over k in order, whatever the blocking, so that a
+// element is one chain of multiply-adds over k in order, whatever the blocking, so that a
 // row's result does not depend on the rows beside it.
 // SPDX-License-Identifier: Apache-2.0
 #if defined(LLN_CPU_GEMM_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -103,17 +103,26 @@ HWY_NOINLINE inline void gemm(std::int64_t m, std::int64_t n, std::int64_t k, Le
 HWY_INLINE Left by_rows(const float* data, std::int64_t ld) { return {data, ld, 1}; }
 HWY_INLINE Left by_columns(const float* data, std::int64_t ld) { return {data, 1, ld}; }
 
-// Sums of values near the largest f32 overflow although their average does not. Where that happens
-// the sums are made again with the values scaled by this, which would flush ordinary small values.
+// Sums of values near the largest f32 overflow although their average does not. From the first tile
+// on that holds a magnitude above kLargeValue, values are scaled by kSmallScale in such sums: 2^32
+// weights of up to 1 then fit. Ordinary values are not scaled, since small ones would be flushed.
+constexpr float kLargeValue = 0x1p90F;
 constexpr float kSmallScale = 0x1p-40F;
-// A row of at most 256 channel weights of at most 1 cannot overflow below this.
-constexpr float kLargeValue = 0x1p118F;
 
 HWY_INLINE void scale_row(float* row, std::int64_t width, float factor) {
   const Vec f = hn::Set(kTag, factor);
   for (std::int64_t c = 0; c < width; c += kLanes) {
     hn::Store(hn::Mul(hn::Load(kTag, row + c), f), kTag, row + c);
   }
+}
+
+// The largest magnitude in a tile, NaN passed over; `count` is a multiple of kPad.
+HWY_INLINE float largest_magnitude(const float* tile, std::int64_t count) {
+  Vec largest = hn::Zero(kTag);
+  for (std::int64_t i = 0; i < count; i += kLanes) {
+    largest = hn::Max(hn::Abs(hn::Load(kTag, tile + i)), largest);
+  }
+  return reduce_max(largest);
 }
 
 // Whether a tile holds neither infinity nor NaN; `count` is a multiple of kPad.

@@ -97,7 +97,7 @@ struct QueryHead {
   }
 
   // The weights of a part for the channels of this head, all 1 where the rows carry them.
-  void channel_weights(const PartWeight& weight, const Dims& dims, float* out) const {
+  void load_channels(const PartWeight& weight, const Dims& dims, float* out) const {
     for (std::int64_t c = 0; c < dims.dvp; ++c) {
       out[c] = weight.per_channel() && c < dims.dv ? weight.at(sequence->batch, h, 0, c) : 1.0F;
     }
@@ -158,14 +158,12 @@ HWY_INLINE void join_segments(const Dims& dims, const KeySums* sums, std::int64_
 // The sums over a range of keys, from nothing.
 HWY_INLINE void sum_keys(const Dims& dims, const KeyHead& head, Range keys, std::int64_t* token,
                          float* exponents, float* values, const KeySums& sums) {
+  reset(sums, dims);
   const Grid chunks(keys, keys.begin, dims.chunk);
-  make_sums(dims, sums, [&](float value_scale) HWY_ATTR {
-    reset(sums, dims, value_scale);
-    for (std::int64_t i = 0; i < chunks.count(); ++i) {
-      const std::int64_t count = head.load(dims, chunks[i], token, exponents, values, nullptr);
-      add_keys(dims, exponents, values, count, sums);
-    }
-  });
+  for (std::int64_t i = 0; i < chunks.count(); ++i) {
+    const std::int64_t count = head.load(dims, chunks[i], token, exponents, values, nullptr);
+    add_keys(dims, exponents, values, count, sums);
+  }
 }
 
 }  // namespace HWY_NAMESPACE

@@ -23,7 +23,7 @@ struct ForwardTiles {
         row_sum(arena.floats(padded(dims.chunk))),
         lln_channel(arena.floats(dims.dvp)),
         diag_channel(arena.floats(dims.dvp)) {
-    if (p.kind != Kind::lln) scores.emplace_back(arena, dims, /*backward=*/false);
+    arena.fill(scores, p.kind != Kind::lln ? 1 : 0, dims, /*backward=*/false);
   }
   std::int64_t* token;
   float* exponents;                // [chunk, dp]
@@ -41,16 +41,18 @@ struct ForwardTiles {
 // The bidirectional forward.
 struct ForwardLayout {
   ForwardLayout(Arena& arena, const Problem& p, const Dims& dims, int workers) {
-    for (int w = 0; w < workers; ++w) tiles.emplace_back(arena, p, dims);
+    arena.fill(tiles, workers, p, dims);
     if (!p.has_lln()) return;
-    for (std::int64_t i = 0; i < wave_slots(p.tokens_k, workers); ++i)
-      sums.emplace_back(arena, dims);
-    for (std::int64_t i = 0; i < wave_heads(workers); ++i) states.emplace_back(arena, dims);
+    arena.fill(sums, wave_slots(p.tokens_k, workers), dims);
+    arena.fill(states, wave_heads(workers), dims);
   }
   std::vector<ForwardTiles> tiles;  // one per worker
   std::vector<KeySums> sums;        // one per key segment of a wave
   std::vector<State> states;        // one per head of a wave
 };
+
+// Diagonal blocks whose scores do not fit one tile.
+inline bool spans_tiles(const Problem& p) { return p.has_diag() && p.diag_block > kMaxChunk; }
 
 // Tiles of one worker in the backward kernels.
 struct BackwardTiles {
@@ -71,7 +73,13 @@ struct BackwardTiles {
         row_sum(arena.floats(padded(dims.chunk))),
         lln_channel(arena.floats(dims.dvp)),
         diag_channel(arena.floats(dims.dvp)) {
-    if (p.kind != Kind::lln) scores.emplace_back(arena, dims, /*backward=*/true);
+    arena.fill(scores, p.kind != Kind::lln ? 1 : 0, dims, /*backward=*/true);
+    if (spans_tiles(p)) {
+      const std::int64_t rows = std::min(p.diag_block, p.tokens);
+      block = arena.take<std::int64_t>(2);
+      block_lse = arena.floats(dims.group * rows);
+      block_delta = arena.floats(dims.group * rows);
+    }
   }
   std::int64_t* token;
   float* exponents;                // [chunk, dp], then weights
@@ -90,6 +98,10 @@ struct BackwardTiles {
   float* lln_channel;              // [dvp] weights
   float* diag_channel;             // [dvp]
   std::vector<ScoreTiles> scores;  // one or none
+  // Softmax statistics of the rows of one diagonal block, where spans_tiles().
+  std::int64_t* block = nullptr;  // [2]: which key head and block they are of
+  float* block_lse = nullptr;     // [group, rows]
+  float* block_delta = nullptr;   // [group, rows]
 };
 
 // Sums over queries that the keys need: dC = W^T g and t = W^T delta.
@@ -114,37 +126,29 @@ struct GradientState {
   float* dtransposed;  // [dvp, dp]
 };
 
-// Softmax statistics of rows are kept between the passes where a row's keys do not fit one tile.
-inline bool needs_statistics(const Problem& p) {
-  return p.kind == Kind::softmax || (p.has_diag() && p.diag_block > kMaxChunk);
-}
-
 // The bidirectional backward.
 struct BackwardLayout {
   BackwardLayout(Arena& arena, const Problem& p, const Dims& dims, int workers)
       : totals(arena, p, dims) {
-    for (int w = 0; w < workers; ++w) tiles.emplace_back(arena, p, dims);
-    if (needs_statistics(p)) {
-      const std::int64_t rows = p.batch * p.heads * p.tokens;
-      row_lse = arena.floats(rows);
-      row_delta = arena.floats(rows);
+    arena.fill(tiles, workers, p, dims);
+    if (p.kind == Kind::softmax) {  // two numbers per row pass from the rows to the keys
+      row_lse = arena.floats(p.batch * p.heads * p.tokens);
+      row_delta = arena.floats(p.batch * p.heads * p.tokens);
     }
     if (!p.has_lln()) return;
-    for (std::int64_t i = 0; i < wave_heads(workers); ++i) states.emplace_back(arena, dims);
-    for (std::int64_t i = 0; i < wave_slots(p.tokens_k, workers); ++i) {
-      key_sums.emplace_back(arena, dims);
-      beta_sums.push_back(arena.take<double>(1));
-    }
-    for (std::int64_t i = 0; i < wave_slots(p.tokens, workers); ++i) {
-      query_sums.emplace_back(arena, dims);
-      for (std::int64_t g = 0; g < dims.group; ++g) row_sums.emplace_back(arena, dims);
-    }
+    const std::int64_t key_slots = wave_slots(p.tokens_k, workers);
+    const std::int64_t row_slots = wave_slots(p.tokens, workers);
+    arena.fill(states, wave_heads(workers), dims);
+    arena.fill(key_sums, key_slots, dims);
+    beta_sums = arena.take<double>(key_slots);
+    arena.fill(query_sums, row_slots, dims);
+    arena.fill(row_sums, row_slots * dims.group, dims);
   }
   ParameterTotals totals;
   std::vector<BackwardTiles> tiles;   // one per worker
   std::vector<GradientState> states;  // one per head of a wave
   std::vector<KeySums> key_sums;      // one per key segment of a wave
-  std::vector<double*> beta_sums;     // the same
+  double* beta_sums = nullptr;        // the same
   std::vector<QuerySums> query_sums;  // one per row segment of a wave
   std::vector<RowSums> row_sums;      // one per row segment and query head of the group
   float* row_lse = nullptr;           // [batch, heads, tokens]
@@ -174,7 +178,7 @@ struct CausalTiles {
         sums(arena, dims),
         half_sums(arena, dims),
         start(arena, dims) {
-    for (int i = 0; i < kMaxHalvings; ++i) halves.emplace_back(arena, dims);
+    arena.fill(halves, kMaxHalvings, dims);
   }
   float* keys;                 // [chunk, dp] exponents u of all keys of the chunk; -inf: not valid
   float* spare;                // [chunk, dp]
@@ -205,16 +209,12 @@ inline bool cuts_sequences(const Problem& p, int workers) {
 // sums of all segments come first and every segment is walked by itself.
 struct CausalForwardLayout {
   CausalForwardLayout(Arena& arena, const Problem& p, const Dims& dims, int workers) {
-    for (int w = 0; w < workers; ++w) {
-      tiles.emplace_back(arena, p, dims);
-      causal.emplace_back(arena, dims);
-      prefixes.emplace_back(arena, dims);
-    }
+    arena.fill(tiles, workers, p, dims);
+    arena.fill(causal, workers, dims);
+    arena.fill(prefixes, workers, dims);
     if (!cuts_sequences(p, workers)) return;
-    for (std::int64_t i = 0; i < p.heads_k * max_causal_segments(p); ++i) {
-      sums.emplace_back(arena, dims);
-      states.emplace_back(arena, dims);
-    }
+    arena.fill(sums, p.heads_k * max_causal_segments(p), dims);
+    arena.fill(states, p.heads_k * max_causal_segments(p), dims);
   }
   std::vector<ForwardTiles> tiles;  // one per worker
   std::vector<CausalTiles> causal;  // one per worker
@@ -241,7 +241,7 @@ struct CausalGradientTiles {
         all_later_transposed(arena.floats(dims.state())),
         beyond(arena, dims) {
     const std::int64_t chunks = ceil_div(causal_segment_tokens(dims.chunk), dims.chunk);
-    for (std::int64_t i = 0; i < chunks; ++i) starts.emplace_back(arena, dims);
+    arena.fill(starts, chunks, dims);
   }
   float* key_slope;          // [chunk, dp]
   float* decayed;            // [leaf, dp] 2^(u - c1)
@@ -265,42 +265,27 @@ struct CausalGradientTiles {
 struct CausalBackwardLayout {
   CausalBackwardLayout(Arena& arena, const Problem& p, const Dims& dims, int workers)
       : totals(arena, p, dims) {
-    for (int w = 0; w < workers; ++w) {
-      tiles.emplace_back(arena, p, dims);
-      causal.emplace_back(arena, dims);
-      gradient.emplace_back(arena, dims);
-    }
-    if (needs_statistics(p)) {
-      row_lse = arena.floats(p.batch * p.heads * p.tokens);
-      row_delta = arena.floats(p.batch * p.heads * p.tokens);
-    }
+    arena.fill(tiles, workers, p, dims);
+    arena.fill(causal, workers, dims);
+    arena.fill(gradient, workers, dims);
     const std::int64_t segments = p.heads_k * max_causal_segments(p);
-    for (std::int64_t i = 0; i < segments; ++i) {
-      beta_sums.push_back(arena.take<double>(1));
-      for (std::int64_t g = 0; g < dims.group; ++g) row_sums.emplace_back(arena, dims);
-    }
     const bool cut = cuts_sequences(p, workers);
-    const std::int64_t longest = ceil_div(p.tokens, kCausalSegmentTokens);
-    for (std::int64_t i = 0; i < (cut ? segments : workers * longest); ++i) {
-      states.emplace_back(arena, dims);
-    }
-    for (std::int64_t i = 0; i < (cut ? segments : 0); ++i) {
-      key_sums.emplace_back(arena, dims);
-      query_sums.emplace_back(arena, dims);
-    }
+    beta_sums = arena.take<double>(segments);
+    arena.fill(row_sums, segments * dims.group, dims);
+    arena.fill(states, cut ? segments : workers * ceil_div(p.tokens, kCausalSegmentTokens), dims);
+    arena.fill(key_sums, cut ? segments : 0, dims);
+    arena.fill(query_sums, cut ? segments : 0, dims);
   }
   ParameterTotals totals;
   std::vector<BackwardTiles> tiles;           // one per worker
   std::vector<CausalTiles> causal;            // one per worker
   std::vector<CausalGradientTiles> gradient;  // one per worker
-  std::vector<double*> beta_sums;             // one per segment
+  double* beta_sums = nullptr;                // one per segment
   std::vector<RowSums> row_sums;              // one per segment and query head of the group
   std::vector<State> states;                  // keys before each segment: of all heads where
                                               // sequences are cut, otherwise of a worker's head
   std::vector<KeySums> key_sums;              // one per segment, where sequences are cut
   std::vector<QuerySums> query_sums;          // the same: rows of the segment, then rows beyond it
-  float* row_lse = nullptr;
-  float* row_delta = nullptr;
 };
 
 }  // namespace lln::cpu

@@ -19,8 +19,8 @@ namespace HWY_NAMESPACE {
 // and the [d, dv] sums are hardly ever rescaled.
 constexpr float kReferenceSlack = 8;
 
-HWY_INLINE void reset(const KeySums& sums, const Dims& dims, float value_scale = 1.0F) {
-  *sums.value_scale = value_scale;
+HWY_INLINE void reset(const KeySums& sums, const Dims& dims) {
+  *sums.value_scale = 1;
   std::fill(sums.m, sums.m + dims.dp, kLowest);
   std::fill(sums.s, sums.s + dims.dp, 0.0F);
   std::fill(sums.a, sums.a + dims.state(), 0.0F);
@@ -81,23 +81,12 @@ HWY_INLINE void add_keys(const Dims& dims, float* HWY_RESTRICT u, const float* H
     }
     hn::Store(hn::Add(hn::Load(kTag, sums.s + c), sum), kTag, sums.s + c);
   }
-  if (*sums.value_scale != 1.0F) scale_row(u, count * dims.dp, *sums.value_scale);
-  gemm(dims.d, dims.dvp, count, by_columns(u, dims.dp), v, dims.dvp, sums.a, dims.dvp, true);
-}
-
-// Runs make(value_scale), which resets and fills `sums`, a second time where values overflowed.
-template <class Make>
-HWY_INLINE void make_sums(const Dims& dims, const KeySums& sums, Make&& make) {
-  make(1.0F);
-  if (!all_finite(sums.a, dims.state())) make(kSmallScale);
-}
-
-HWY_INLINE float largest_value(const Dims& dims, const State& state) {
-  Vec largest = hn::Zero(kTag);
-  for (std::int64_t i = 0; i < dims.state(); i += kLanes) {
-    largest = hn::Max(largest, hn::Abs(hn::Load(kTag, state.values + i)));
+  if (*sums.value_scale == 1 && largest_magnitude(v, count * dims.dvp) > kLargeValue) {
+    *sums.value_scale = kSmallScale;
+    scale_row(sums.a, dims.state(), kSmallScale);
   }
-  return reduce_max(largest);
+  if (*sums.value_scale != 1) scale_row(u, count * dims.dp, *sums.value_scale);
+  gemm(dims.d, dims.dvp, count, by_columns(u, dims.dp), v, dims.dvp, sums.a, dims.dvp, true);
 }
 
 // out = factor * in, or out += factor * in; they may be the same.

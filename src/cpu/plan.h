@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "api/kernel.h"
 
@@ -108,6 +109,18 @@ class Arena {
     return piece;
   }
   float* floats(std::int64_t count) { return take<float>(count); }
+  // `count` objects that take their memory from here; when only counting, one stands for all.
+  template <class T, class... Args>
+  void fill(std::vector<T>& list, std::int64_t count, const Args&... args) {
+    if (memory_ == nullptr) {
+      const std::int64_t before = used_;
+      const T one(*this, args...);
+      used_ = before + (used_ - before) * count;
+      return;
+    }
+    list.reserve(static_cast<std::size_t>(count));
+    for (std::int64_t i = 0; i < count; ++i) list.emplace_back(*this, args...);
+  }
   std::size_t used() const { return static_cast<std::size_t>(used_); }
 
  private:

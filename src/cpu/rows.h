@@ -54,7 +54,7 @@ class PartWeight {
   // head, and both have the same gradient.
   static bool is_per_token(const Call& call, const Shape& shape) {
     const Problem& p = call.problem;
-    return shape[3] == 1 && shape == Shape{p.batch, p.heads, p.tokens, 1};
+    return shape == Shape{p.batch, p.heads, p.tokens, 1};
   }
 
   bool per_channel() const { return per_channel_; }

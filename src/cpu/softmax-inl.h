@@ -123,20 +123,24 @@ HWY_INLINE void multiply_visible(const ScoreHead& head, Range rows, std::int64_t
   }
 }
 
-// softmax_rows() with the values scaled on the way.
-HWY_INLINE void softmax_rows_scaled(const ScoreHead& head, Range rows, Range keys,
-                                    float value_scale, float* HWY_RESTRICT out) {
+// out[rows, dvp] = softmax(q k^T / sqrt(d)) v over `keys`; zero rows where there is no key.
+HWY_INLINE void softmax_rows(const ScoreHead& head, Range rows, Range keys,
+                             float* HWY_RESTRICT out) {
   const ScoreTiles& t = *head.tiles;
   const Dims& dims = *head.dims;
   const std::int64_t count = rows.size();
   std::fill(out, out + count * dims.dvp, 0.0F);
+  if (head.causal) keys.end = std::min(keys.end, rows.end);
+  if (keys.size() <= 0) return;
+  load_queries(head, rows);
   std::fill(t.row_max, t.row_max + count, kLowest);
   std::fill(t.row_sum, t.row_sum + count, 0.0F);
+  const bool one_tile = keys.size() <= dims.chunk;
+  float value_scale = 1;
   for (std::int64_t j = keys.begin; j < keys.end; j += dims.chunk) {
     const std::int64_t n =
         load_keys(head, {j, std::min(keys.end, j + dims.chunk)}, /*values_transposed=*/false);
     if (n == 0) continue;
-    if (value_scale != 1.0F) scale_row(t.v, n * dims.dvp, value_scale);
     const std::int64_t ld = padded(n);
     gemm(count, ld, dims.d, by_rows(t.q, dims.dp), t.kt, ld, t.scores, ld, false);
     for (std::int64_t i = 0; i < count; ++i) {
@@ -144,6 +148,10 @@ HWY_INLINE void softmax_rows_scaled(const ScoreHead& head, Range rows, Range key
       const std::int64_t limit = visible(head, rows.begin + i, n);
       const float m = std::max(t.row_max[i], max_score(row, limit));
       const float sum = exponentiate(row, limit, ld, m);
+      if (one_tile) {  // probabilities at once: sums of values cannot overflow
+        scale_row(row, ld, inverse_or_zero(sum));
+        continue;
+      }
       if (m != t.row_max[i]) {
         const float decay = std::exp2(t.row_max[i] - m);
         t.row_sum[i] *= decay;
@@ -152,21 +160,15 @@ HWY_INLINE void softmax_rows_scaled(const ScoreHead& head, Range rows, Range key
       }
       t.row_sum[i] += sum;
     }
+    if (!one_tile && value_scale == 1 && largest_magnitude(t.v, n * dims.dvp) > kLargeValue) {
+      value_scale = kSmallScale;
+      scale_row(out, count * dims.dvp, value_scale);
+    }
+    if (value_scale != 1) scale_row(t.v, n * dims.dvp, value_scale);
     multiply_visible(head, rows, n, t.scores, t.v, dims.dvp, out);
   }
-  for (std::int64_t i = 0; i < count; ++i) {
+  for (std::int64_t i = 0; !one_tile && i < count; ++i) {
     scale_row(out + i * dims.dvp, dims.dvp, inverse_or_zero(t.row_sum[i]) / value_scale);
-  }
-}
-
-// out[rows, dvp] = softmax(q k^T / sqrt(d)) v over `keys`; zero rows where there is no key.
-HWY_INLINE void softmax_rows(const ScoreHead& head, Range rows, Range keys,
-                             float* HWY_RESTRICT out) {
-  if (head.causal) keys.end = std::min(keys.end, rows.end);
-  if (keys.size() > 0) load_queries(head, rows);
-  softmax_rows_scaled(head, rows, keys, 1.0F, out);
-  if (!all_finite(out, rows.size() * head.dims->dvp)) {  // large values: see kSmallScale
-    softmax_rows_scaled(head, rows, keys, kSmallScale, out);
   }
 }
 
@@ -242,6 +244,26 @@ HWY_INLINE void score_gradient(const ScoreTiles& t, std::int64_t i, std::int64_t
   }
 }
 
+// row_max and row_delta of rows whose g is loaded in tiles.g, over all their keys. Returns the
+// number of keys in the last tile, whose scores and gradients are left in place.
+HWY_INLINE std::int64_t softmax_statistics(const ScoreHead& head, Range rows, Range keys) {
+  const ScoreTiles& t = *head.tiles;
+  const std::int64_t count = rows.size();
+  const std::int64_t step = head.dims->chunk;
+  std::int64_t n = 0;
+  reset_statistics(t, count);
+  if (keys.size() > 0) load_queries(head, rows);
+  for (std::int64_t j = keys.begin; j < keys.end; j += step) {
+    n = load_keys(head, {j, std::min(keys.end, j + step)}, /*values_transposed=*/true);
+    score_products(head, count, n);
+    for (std::int64_t i = 0; i < count; ++i) {
+      update_statistics(head, i, visible(head, rows.begin + i, n), padded(n));
+    }
+  }
+  finish_statistics(t, count);
+  return n;
+}
+
 // Backward over rows whose g is loaded in tiles.g (times the channel weights): dq[rows, dp] is set,
 // row_max and row_delta hold the rows' statistics afterwards (delta = g . out). `out` is set to the
 // attention's rows where it is not null.
@@ -255,19 +277,9 @@ HWY_INLINE void softmax_backward_rows(const ScoreHead& head, Range rows, Range k
   std::fill(dq, dq + count * dims.dp, 0.0F);
   if (out != nullptr) std::fill(out, out + count * dims.dvp, 0.0F);
   if (head.causal) keys.end = std::min(keys.end, rows.end);
-  reset_statistics(t, count);
+  std::int64_t n = softmax_statistics(head, rows, keys);
   if (keys.size() > 0) {
-    load_queries(head, rows);
     const bool one_tile = keys.size() <= dims.chunk;
-    std::int64_t n = 0;
-    for (std::int64_t j = keys.begin; j < keys.end; j += dims.chunk) {
-      n = load_keys(head, {j, std::min(keys.end, j + dims.chunk)}, /*values_transposed=*/true);
-      score_products(head, count, n);
-      for (std::int64_t i = 0; i < count; ++i) {
-        update_statistics(head, i, visible(head, rows.begin + i, n), padded(n));
-      }
-    }
-    finish_statistics(t, count);
     for (std::int64_t j = keys.begin; j < keys.end; j += dims.chunk) {
       if (!one_tile) {
         n = load_keys(head, {j, std::min(keys.end, j + dims.chunk)}, /*values_transposed=*/true);
@@ -288,8 +300,6 @@ HWY_INLINE void softmax_backward_rows(const ScoreHead& head, Range rows, Range k
       }
       multiply_visible(head, rows, n, t.dscores, t.k, dims.dp, dq);
     }
-  } else {
-    finish_statistics(t, count);
   }
   for (std::int64_t i = 0; i < count; ++i) scale_row(dq + i * dims.dp, dims.dp, head.scale());
 }

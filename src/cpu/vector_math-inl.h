@@ -12,6 +12,7 @@
 #include <hwy/contrib/math/math-inl.h>
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -254,7 +255,10 @@ HWY_INLINE void load_exponents(const ConstRows& rows, std::int64_t count, Token&
                                Feature feature, float power, float scale, float* HWY_RESTRICT tile,
                                std::int64_t ld, float* HWY_RESTRICT slope) {
   if (feature == Feature::exp) {
-    const Vec s = hn::Set(kTag, scale * kLog2E);
+    constexpr double kLargest = std::numeric_limits<float>::max();
+    const double factor =
+        std::clamp(static_cast<double>(scale) * 1.4426950408889634, -kLargest, kLargest);
+    const Vec s = hn::Set(kTag, static_cast<float>(factor));
     load_tile(rows, count, token, tile, ld,
               [s](Vec x) HWY_ATTR { return clamp_exponent(hn::Mul(x, s)); });
     return;

@@ -9,7 +9,7 @@
 
 namespace lln::cpu {
 
-// Heads [first, last) of the list of (sequence, key head) pairs.
+// Heads that are worked on together, and how many segments they have.
 struct Wave {
   std::vector<HeadWork> heads;
   std::int64_t key_slots = 0;

@@ -157,7 +157,7 @@ Rows weighted_values(const Scores& scores, const Visible& visible, std::int64_t 
   return o;
 }
 
-// Weights of the two parts of LLN+Diag at one place: 1 and 0, or 0 and 1, for a part alone.
+// Weights of the two parts of LLN+Diag at one place; 1 for a part alone.
 struct PartWeights {
   double lln = 1;
   double diag = 1;

@@ -10,13 +10,24 @@ import os
 import pty
 import re
 import resource
+import signal
 import subprocess
+import time
 import unittest
 
 import safetensors_file
 from program import PROGRAM, Scratch, lln
 
 VERBS = ["info", "check", "explain", "run", "demo"]
+
+
+def one_gib():
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+
+
+def skip_unless_small(test):
+    if lln("info", expect=None, preexec_fn=one_gib).returncode != 0:
+        test.skipTest("this build does not start in 1 GiB of address space")
 
 
 class Help(unittest.TestCase):
@@ -59,7 +70,7 @@ class ExitCodes(Scratch):
         self.assertEqual(as_json.stderr, "")
 
     def test_usage(self):
-        self.assertIn("'' is no verb: expected info, check", lln(expect=2).stderr)
+        self.assertIn("'' is no verb: expected info, check", lln("", expect=2).stderr)
         self.assert_error(2, "usage", "sing")
         self.assert_error(2, "usage", "info", "--loudly")
         self.assert_error(2, "usage", "run", "in.safetensors")
@@ -71,9 +82,15 @@ class ExitCodes(Scratch):
                               ("--layout", "dnhb"), ("--threads", -1)]:
             self.assert_error(2, "usage", "run", "in", "-o", self.path("out"), option, value)
 
+    def test_no_verb_shows_the_help(self):
+        done = lln(expect=2)
+        self.assertEqual(done.stdout, "")
+        self.assertEqual(done.stderr, lln("--help").stdout)
+
     def test_flags_that_play_no_part(self):
         for arguments in [("--kind", "lln", "--mix", 0.5), ("--kind", "softmax", "--alpha", 1),
-                          ("--kind", "diag8", "--beta", 1), ("--kind", "softmax", "--feature", "elu")]:
+                          ("--kind", "diag8", "--beta", 1),
+                          ("--kind", "softmax", "--feature", "elu")]:
             self.assert_error(2, "usage", "run", "in", "-o", self.path("out"), *arguments)
 
     def test_input(self):
@@ -86,24 +103,21 @@ class ExitCodes(Scratch):
     def test_unsupported(self):
         text = lln("explain", "forward:f32:cuda:b1h1n8d8:lln", expect=4).stdout
         self.assertIn("reference", text)
-        result = json.loads(lln("explain", "forward:f32:cuda:b1h1n8d8:lln", "--json", expect=4).stdout)
-        self.assertIsNone(result["kernel"])
+        done = lln("explain", "forward:f32:cuda:b1h1n8d8:lln", "--json", expect=4)
+        self.assertIsNone(json.loads(done.stdout)["kernel"])
 
     def test_memory(self):
-        def limited():
-            resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
-
-        if lln("info", expect=None, preexec_fn=limited).returncode != 0:
-            self.skipTest("this build does not start in 1 GiB of address space")
-        header = {"q": {"dtype": "F32", "shape": [1, 1, 1 << 20, 256], "data_offsets": [0, 1 << 30]}}
+        skip_unless_small(self)
+        shape = [1, 1, 1 << 20, 256]
+        header = {"q": {"dtype": "F32", "shape": shape, "data_offsets": [0, 1 << 30]}}
         for name, begin in (("k", 1 << 30), ("v", 1 << 31)):
             header[name] = {**header["q"], "data_offsets": [begin, begin + (1 << 30)]}
         text = json.dumps(header).encode()
         with open(self.path("sparse"), "wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
             file.truncate(8 + len(text) + (3 << 30))
-        done = lln("run", self.path("sparse"), "-o", self.path("out"), "--kind", "softmax", "--json", expect=5,
-                   preexec_fn=limited)
+        done = lln("run", self.path("sparse"), "-o", self.path("out"), "--kind", "softmax",
+                   "--json", expect=5, preexec_fn=one_gib)
         self.assertEqual(json.loads(done.stdout)["error"]["code"], "out_of_memory")
 
 
@@ -121,6 +135,22 @@ class Explain(unittest.TestCase):
             self.assertEqual(candidate["takes_it"], candidate["refusal"] == "")
             self.assertIn(candidate["kernel"], text)
 
+    def test_threads_are_counted_and_not_started(self):
+        def explain(threads, **options):
+            return lln("explain", "forward:f32:cpu:h64n4096d64:lln", "--threads", threads,
+                       **options).stdout
+
+        self.assertNotEqual(explain(1), explain(1024))
+        self.assertEqual(explain(0), explain(len(os.sched_getaffinity(0))))
+        skip_unless_small(self)
+        self.assertEqual(explain(1024, preexec_fn=one_gib), explain(1024))
+
+    def test_absurd_lengths_are_answered_at_once(self):
+        for op in ("forward", "backward"):
+            problem = f"{op}:f32:cpu:h1n1000000000000d64:lln+diag64:causal"
+            done = lln("explain", problem, expect=None, timeout=10)
+            self.assertIn(done.returncode, (0, 2, 4))
+
 
 class Check(unittest.TestCase):
     def test_quick_passes_and_counts(self):
@@ -133,7 +163,8 @@ class Check(unittest.TestCase):
         arguments = ["check", "--quick", "softmax", "--kernel", "reference"]
         lines = lln(*arguments, "--verbose").stdout.splitlines()
         result = json.loads(lln(*arguments, "--verbose", "--json").stdout)
-        self.assertEqual(lines[-1], f"{result['passed']} passed, 0 failed, {result['skipped']} skipped")
+        self.assertEqual(lines[-1],
+                         f"{result['passed']} passed, 0 failed, {result['skipped']} skipped")
         self.assertEqual(len(result["results"]), result["passed"] + result["skipped"])
         self.assertEqual(json.loads(lln(*arguments, "--json").stdout)["results"], [])
         for entry in result["results"]:
@@ -162,26 +193,71 @@ class Demo(unittest.TestCase):
 
 
 class Terminal(Scratch):
-    def test_progress_is_shown_on_a_terminal_after_two_seconds(self):
-        tokens = 3000
+    def write_zeros(self, tokens):
         values = bytes(4 * tokens * 64)
-        safetensors_file.write(self.path("in"), {n: ("F32", [1, 1, tokens, 64], values) for n in "qkv"})
+        tensors = {name: ("F32", [1, 1, tokens, 64], values) for name in "qkv"}
+        safetensors_file.write(self.path("in"), tensors)
+
+    def start(self, *arguments):
+        """The run with its stderr on a terminal, and our end of that terminal."""
         ours, theirs = pty.openpty()
-        command = [PROGRAM, "run", self.path("in"), "-o", self.path("out"), "--kind", "lln", "--alpha", "1", "--beta",
-                   "1", "--kernel", "reference", "--threads", "1", "--json"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs) as process:
-            os.close(theirs)
-            seen = b""
-            while b" s" not in seen:
-                try:
-                    seen += os.read(ours, 1024)
-                except OSError:  # the program ended
-                    break
+        command = [PROGRAM, "run", self.path("in"), "-o", self.path("out"), "--json", *arguments]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs)
+        os.close(theirs)
+        return process, ours
+
+    @staticmethod
+    def read_until(terminal, text):
+        seen = b""
+        while text not in seen:
+            try:
+                seen += os.read(terminal, 1024)
+            except OSError:  # the program ended
+                break
+        os.close(terminal)
+        return seen
+
+    def test_progress_is_shown_on_a_terminal_after_two_seconds(self):
+        self.write_zeros(3000)
+        process, terminal = self.start("--kind", "lln", "--alpha", "1", "--beta", "1", "--kernel",
+                                       "reference", "--threads", "1")
+        with process:
+            seen = self.read_until(terminal, b" s")
             process.terminate()
             stdout = process.stdout.read()
-        os.close(ours)
         self.assertRegex(seen, rb"lln run: forward.*  \d+ s")
         self.assertEqual(stdout, b"")
+
+    def seen_when_stopped(self, reached, text):
+        """What a run shows that stands still for more than two seconds once reached(process)."""
+        process, terminal = self.start("--kind", "diag1")
+        with process:
+            while process.poll() is None and not reached(process):
+                pass
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(2.2)
+            process.send_signal(signal.SIGCONT)
+            seen = self.read_until(terminal, text)
+            process.stdout.read()
+        return seen
+
+    def test_reading_and_writing_are_stages(self):
+        def has_input_open(process):
+            folder = f"/proc/{process.pid}/fd"
+            try:
+                return self.path("in") in (os.readlink(f"{folder}/{n}") for n in os.listdir(folder))
+            except OSError:  # a file that was closed meanwhile
+                return False
+
+        def has_begun_to_write(_):
+            return any(name.endswith(".part") for name in os.listdir(self.folder))
+
+        self.write_zeros(400000)
+        for stage, reached in ((b"reading", has_input_open), (b"writing", has_begun_to_write)):
+            text = b"lln run: " + stage
+            # The moment may be missed when the machine is busy.
+            attempts = (self.seen_when_stopped(reached, text) for _ in range(4))
+            self.assertTrue(any(text in seen for seen in attempts), stage)
 
     def test_nothing_is_shown_elsewhere(self):
         done = lln("demo", "--max-n", 1024, "--json")

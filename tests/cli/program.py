@@ -16,8 +16,9 @@ import safetensors_file
 PROGRAM = os.path.abspath(sys.argv.pop(1))
 
 
-def lln(*arguments, expect=0, **options):
-    done = subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=300, **options)
+def lln(*arguments, expect=0, timeout=300, **options):
+    done = subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True,
+                          timeout=timeout, **options)
     if expect is not None and done.returncode != expect:
         raise AssertionError(
             f"lln {' '.join(map(str, arguments))}: exit code {done.returncode}, expected {expect}\n"

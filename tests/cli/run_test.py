@@ -22,7 +22,8 @@ class Forward(Scratch):
     def setUp(self):
         super().setUp()
         self.shape = (2, 2, 5, 3)
-        self.tensors = {"q": self.normal(*self.shape), "k": self.normal(*self.shape), "v": self.normal(2, 2, 5, 4)}
+        self.tensors = {"q": self.normal(*self.shape), "k": self.normal(*self.shape),
+                        "v": self.normal(2, 2, 5, 4)}
 
     def expected(self, kind, alpha=lambda b, h: 1.25, beta=lambda b, h: 0.75, valid=None, **rules):
         q, k, v = (plain_attention.rows(self.tensors[n][2], self.tensors[n][1]) for n in "qkv")
@@ -53,7 +54,9 @@ class Forward(Scratch):
                                    self.expected("diag", block=2, causal=causal))
                 self.assert_output(self.run_file(self.tensors, "--kind", "softmax", *flag),
                                    self.expected("softmax", causal=causal))
-                self.assert_output(self.run_file(self.tensors, "--kind", "lln+diag2", "--mix", 0.3, *scales, *flag),
+                mixed = self.run_file(self.tensors, "--kind", "lln+diag2", "--mix", 0.3, *scales,
+                                      *flag)
+                self.assert_output(mixed,
                                    self.expected("lln+diag", mix=0.3, block=2, causal=causal))
 
     def test_default_is_the_average_of_lln_and_diag64(self):
@@ -62,7 +65,7 @@ class Forward(Scratch):
 
     def test_parameters_from_the_file(self):
         for shape, alpha in (([2], lambda b, h: 1 + h), ([2, 2], lambda b, h: 1 + b - h / 2)):
-            pairs = [(b, h) for b in range(2) for h in range(2)] if len(shape) == 2 else [(0, 0), (0, 1)]
+            pairs = [(b, h) for b in range(len(shape)) for h in range(2)]
             self.tensors["alpha"] = ("F32", shape, [alpha(b, h) for b, h in pairs])
             found = self.run_file(self.tensors, "--kind", "lln", "--beta", 0.75)
             self.assert_output(found, self.expected("lln", alpha=alpha))
@@ -70,10 +73,12 @@ class Forward(Scratch):
     def test_key_lengths_and_masks(self):
         lengths, valid = [3, 0], [[True] * 3 + [False] * 2, [False] * 5]
         mask = ("BOOL", [2, 5], [int(x) for row in valid for x in row])
-        for name, tensor in (("key_lengths", ("I64", [2], lengths)), ("key_lengths", ("I32", [2], lengths)),
+        for name, tensor in (("key_lengths", ("I64", [2], lengths)),
+                             ("key_lengths", ("I32", [2], lengths)),
                              ("key_mask", mask), ("key_mask", ("U8", *mask[1:]))):
             with self.subTest(name=name, dtype=tensor[0]):
-                found = self.run_file({**self.tensors, name: tensor}, "--alpha", 1.25, "--beta", 0.75)
+                tensors = {**self.tensors, name: tensor}
+                found = self.run_file(tensors, "--alpha", 1.25, "--beta", 0.75)
                 self.assert_output(found, self.expected("lln+diag", valid=valid))
 
     def test_half_precision(self):
@@ -94,7 +99,8 @@ class Forward(Scratch):
 
         scales = ("--alpha", 1.25, "--beta", 0.75)
         plain = self.run_file(self.tensors, *scales)["o"]
-        other = self.run_file({n: swapped(t) for n, t in self.tensors.items()}, *scales, "--layout", "bnhd")["o"]
+        tensors = {n: swapped(t) for n, t in self.tensors.items()}
+        other = self.run_file(tensors, *scales, "--layout", "bnhd")["o"]
         self.assertEqual(other, swapped(plain))
 
     def test_packed_sequences(self):
@@ -103,20 +109,24 @@ class Forward(Scratch):
             part = {n: [self.random.gauss(0, 1) for _ in range(tokens * 3)] for n in "qkv"}
             for n in "qkv":
                 packed[n] += part[n]
-            q, k, v = (plain_attention.rows(part[n], (1, 1, tokens, 3)) if tokens else [[[]]] for n in "qkv")
+            q, k, v = (plain_attention.rows(part[n], (1, 1, tokens, 3)) if tokens else [[[]]]
+                       for n in "qkv")
             if tokens:
-                outputs += plain_attention.flat([[plain_attention.attend("lln", q[0][0], k[0][0], v[0][0], 2, 1)]])
+                outputs += plain_attention.flat(
+                    [[plain_attention.attend("lln", q[0][0], k[0][0], v[0][0], 2, 1)]])
         tensors = {n: ("F32", [1, 1, 5, 3], packed[n]) for n in "qkv"}
         cu = ("I32", [4], [0, 3, 3, 5])
         for names in (["cu_seqlens"], ["cu_seqlens_q", "cu_seqlens_k"]):
-            found = self.run_file({**tensors, **{n: cu for n in names}}, "--kind", "lln", "--alpha", 2, "--beta", 1)
+            found = self.run_file({**tensors, **{n: cu for n in names}}, "--kind", "lln",
+                                  "--alpha", 2, "--beta", 1)
             self.assert_close(found["o"][2], outputs, 1e-6, "o")
 
     def test_report_metadata_and_warnings(self):
         self.tensors["colour"] = ("U8", [1], [3])
         self.tensors["g"] = self.normal(2, 2, 5, 4)
         safetensors_file.write(self.path("in"), self.tensors)
-        done = lln("run", self.path("in"), "-o", self.path("out"), "--kind", "softmax", "--threads", 1, "--json")
+        done = lln("run", self.path("in"), "-o", self.path("out"), "--kind", "softmax", "--threads",
+                   1, "--json")
         result = json.loads(done.stdout)
         self.assertEqual(result["tensors"], ["o"])
         self.assertEqual(len(result["warnings"]), 2)
@@ -143,8 +153,9 @@ class Backward(Scratch):
 
     def loss(self, values, causal):
         q, k, v = (plain_attention.rows(values[n], self.SHAPES[n]) for n in "qkv")
-        out = [[plain_attention.attend("lln+diag", q[0][h], k[0][h], v[0][h], values["alpha"][h], values["beta"][h],
-                                       values["mix"][h], block=2, causal=causal) for h in range(2)]]
+        out = [[plain_attention.attend("lln+diag", q[0][h], k[0][h], v[0][h], values["alpha"][h],
+                                       values["beta"][h], values["mix"][h], block=2, causal=causal)
+                for h in range(2)]]
         return sum(a * b for a, b in zip(plain_attention.flat(out), values["g"]))
 
     def differences(self, name, values, causal):
@@ -165,18 +176,20 @@ class Backward(Scratch):
         for name in ("alpha", "beta", "mix"):
             self.tensors[name] = ("F32", [2], values[name])
         for causal in (False, True):
-            found = self.run_file(self.tensors, "--kind", "lln+diag2", "--backward", *(["--causal"] if causal else []))
+            found = self.run_file(self.tensors, "--kind", "lln+diag2", "--backward",
+                                  *(["--causal"] if causal else []))
             self.assertEqual(sorted(found), ["dalpha", "dbeta", "dk", "dmix", "dq", "dv", "o"])
             for name in ("q", "k", "v", "alpha", "beta", "mix"):
                 self.assertEqual(found["d" + name][:2], ("F32", list(self.tensors[name][1])))
-                self.assert_close(found["d" + name][2], self.differences(name, values, causal), 2e-5, "d" + name)
+                self.assert_close(found["d" + name][2], self.differences(name, values, causal),
+                                  2e-5, "d" + name)
 
     def test_flags_give_gradients_per_head(self):
-        tensors = {**self.tensors, "alpha": ("F32", [2], [1.5] * 2), "beta": ("F32", [2], [0.5] * 2),
-                   "mix": ("F32", [2], [0.25] * 2)}
+        tensors = {**self.tensors, "alpha": ("F32", [2], [1.5] * 2),
+                   "beta": ("F32", [2], [0.5] * 2), "mix": ("F32", [2], [0.25] * 2)}
         from_file = self.run_file(tensors, "--kind", "lln+diag2", "--backward")
-        from_flags = self.run_file(self.tensors, "--kind", "lln+diag2", "--backward", "--alpha", 1.5, "--beta", 0.5,
-                                   "--mix", 0.25)
+        from_flags = self.run_file(self.tensors, "--kind", "lln+diag2", "--backward", "--alpha",
+                                   1.5, "--beta", 0.5, "--mix", 0.25)
         self.assertEqual(from_flags, from_file)
 
     def test_gradients_of_weights_have_the_shapes_of_the_weights(self):
@@ -185,7 +198,8 @@ class Backward(Scratch):
             with self.subTest(shape=shape):
                 weight = ("F32", shape, [0.5] * math.prod(shape))
                 one = self.run_file({**self.tensors, "mix": weight}, *scales)
-                two = self.run_file({**self.tensors, "lln_weight": weight, "diag_weight": weight}, *scales)
+                both = {"lln_weight": weight, "diag_weight": weight}
+                two = self.run_file({**self.tensors, **both}, *scales)
                 self.assertEqual(one["dmix"][:2], ("F32", shape))
                 difference = [a - b for a, b in zip(two["dlln_weight"][2], two["ddiag_weight"][2])]
                 self.assertEqual(two["ddiag_weight"][1], shape)
@@ -193,16 +207,18 @@ class Backward(Scratch):
                 self.assertNotIn("dmix", two)
 
     def test_kinds_without_parameters_have_no_gradients_of_them(self):
-        self.assertEqual(sorted(self.run_file(self.tensors, "--kind", "diag2", "--backward")), ["dk", "dq", "dv", "o"])
-        self.assertEqual(sorted(self.run_file(self.tensors, "--kind", "softmax", "--backward")), ["dk", "dq", "dv", "o"])
+        for kind in ("diag2", "softmax"):
+            found = self.run_file(self.tensors, "--kind", kind, "--backward")
+            self.assertEqual(sorted(found), ["dk", "dq", "dv", "o"])
 
     def test_metadata_and_report_name_both_passes(self):
         self.run_file(self.tensors, "--kind", "softmax", "--backward")
         metadata = safetensors_file.read(self.path("out"))[1]
-        result = json.loads(lln("run", self.path("in"), "-o", self.path("out"), "--kind", "softmax", "--backward",
-                                "--json").stdout)
+        done = lln("run", self.path("in"), "-o", self.path("out"), "--kind", "softmax",
+                   "--backward", "--json")
+        result = json.loads(done.stdout)
         for op in ("forward", "backward"):
-            self.assertTrue(metadata[op + "_problem"].startswith(op + ":f32:cpu:b1h2n5d3v2:softmax"))
+            self.assertEqual(metadata[op + "_problem"], op + ":f32:cpu:b1h2n5d3v2:softmax")
             self.assertEqual(metadata[op + "_kernel"], result[op]["kernel"])
             self.assertGreater(result[op]["seconds"], 0)
 
@@ -210,7 +226,8 @@ class Backward(Scratch):
 class Faults(Scratch):
     def setUp(self):
         super().setUp()
-        self.tensors = {"q": self.normal(1, 2, 5, 3), "k": self.normal(1, 2, 5, 3), "v": self.normal(1, 2, 5, 4)}
+        self.tensors = {"q": self.normal(1, 2, 5, 3), "k": self.normal(1, 2, 5, 3),
+                        "v": self.normal(1, 2, 5, 4)}
 
     def refused(self, *arguments, expect=3, **changes):
         return self.run_file({**self.tensors, **changes}, *arguments, expect=expect)
@@ -233,8 +250,10 @@ class Faults(Scratch):
         for changes, expected in [
             ({"k": self.normal(1, 2, 5, 4)}, "k is F32 [1, 2, 5, 4]: expected F32 [1, *, *, 3]"),
             ({"v": self.normal(1, 2, 6, 4)}, "v is F32 [1, 2, 6, 4]: expected F32 [1, 2, 5, *]"),
-            ({"k": ("F16", [1, 2, 5, 3], [0] * 30)}, "k is F16 [1, 2, 5, 3]: expected F32 [1, *, *, 3]"),
-            ({"mix": self.normal(3)}, "mix is F32 [3]: expected F32 [] or [1] or [2] or [2, 4] or [1, 2, 5]"),
+            ({"k": ("F16", [1, 2, 5, 3], [0] * 30)},
+             "k is F16 [1, 2, 5, 3]: expected F32 [1, *, *, 3]"),
+            ({"mix": self.normal(3)},
+             "mix is F32 [3]: expected F32 [] or [1] or [2] or [2, 4] or [1, 2, 5]"),
             ({"key_lengths": ("I32", [2], [1, 1])}, "key_lengths is I32 [2]: expected I32/I64 [1]"),
         ]:
             self.assertIn(expected, self.refused(*scales, **changes))
@@ -252,12 +271,23 @@ class Faults(Scratch):
 
     def test_values_that_the_library_refuses(self):
         scales = ("--kind", "lln", "--alpha", 1, "--beta", 1)
-        self.assertIn("alpha", self.refused("--kind", "lln", "--alpha", "nan", "--beta", 1))
-        self.assertIn("alpha", self.refused("--kind", "lln", "--beta", 1, alpha=("F32", [2], [1, math.inf])))
-        self.assertIn("cu_seqlens_q[1] is 9", self.refused(*scales, cu_seqlens=("I32", [3], [0, 9, 5])))
+        self.assertIn("alpha[0, 1, 0, 0] is inf: expected a finite number",
+                      self.refused("--kind", "lln", "--beta", 1, alpha=("F32", [2], [1, math.inf])))
+        self.assertIn("cu_seqlens_q[1] is 9",
+                      self.refused(*scales, cu_seqlens=("I32", [3], [0, 9, 5])))
         self.assertIn("unknown kernel 'abacus'", self.refused(*scales, "--kernel", "abacus"))
         self.tensors = {n: ("F32", [1, 2, 5, 0], []) for n in "qkv"}
-        self.assertIn("d", self.refused(*scales))
+        self.assertIn("channels of q and k must be 1 to 256: 0", self.refused(*scales))
+
+    def test_numbers_that_are_not_finite(self):
+        for value, shown in (("nan", "nan"), ("inf", "inf"), ("-inf", "-inf"), ("1e39", "inf")):
+            for flag in ("alpha", "beta", "mix"):
+                flags = {"alpha": 1, "beta": 1, "mix": 0.5, flag: value}
+                arguments = [f"--{name}={number}" for name, number in flags.items()]
+                for backward in ([], ["--backward"]):
+                    text = self.refused(*arguments, *backward, g=self.normal(1, 2, 5, 4))
+                    expected = rf"{flag}\[[0, ]*\] is {shown}: expected a finite number"
+                    self.assertRegex(text, expected)
 
     def test_damaged_files(self):
         safetensors_file.write(self.path("in"), self.tensors)
@@ -266,7 +296,8 @@ class Faults(Scratch):
         for size in (0, 5, 8, 50, len(whole) - 1):
             with open(self.path("in"), "wb") as file:
                 file.write(whole[:size])
-            done = lln("run", self.path("in"), "-o", self.path("out"), "--kind", "softmax", "--json", expect=3)
+            done = lln("run", self.path("in"), "-o", self.path("out"), "--kind", "softmax",
+                       "--json", expect=3)
             self.assertIn(self.path("in"), json.loads(done.stdout)["error"]["text"])
             self.assertEqual(os.listdir(self.folder), ["in"])
 
@@ -290,12 +321,14 @@ class Interruption(Scratch):
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-        return subprocess.Popen([PROGRAM, "run", self.path("in"), "-o", self.path("out"), *arguments],
-                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=default_signals)
+        command = [PROGRAM, "run", self.path("in"), "-o", self.path("out"), *arguments]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                preexec_fn=default_signals)
 
     def write_zeros(self, tokens, dim):
         zeros = bytes(4 * tokens * dim)
-        safetensors_file.write(self.path("in"), {n: ("F32", [1, 1, tokens, dim], zeros) for n in "qkv"})
+        safetensors_file.write(self.path("in"),
+                               {n: ("F32", [1, 1, tokens, dim], zeros) for n in "qkv"})
 
     def test_while_writing(self):
         self.write_zeros(200000, 64)
@@ -303,8 +336,9 @@ class Interruption(Scratch):
         for attempt in range(8):
             number = (signal.SIGINT, signal.SIGTERM)[attempt % 2]
             process = self.start("--kind", "diag1")
-            while process.poll() is None and not any(n.endswith(".part") for n in os.listdir(self.folder)):
-                pass
+            while process.poll() is None:
+                if any(name.endswith(".part") for name in os.listdir(self.folder)):
+                    break
             process.send_signal(number)
             code = process.wait(timeout=60)
             left = sorted(os.listdir(self.folder))
@@ -322,7 +356,8 @@ class Interruption(Scratch):
 
     def test_while_computing(self):
         self.write_zeros(8000, 64)
-        process = self.start("--kind", "lln", "--alpha", "1", "--beta", "1", "--kernel", "reference")
+        process = self.start("--kind", "lln", "--alpha", "1", "--beta", "1", "--kernel",
+                             "reference")
         time.sleep(0.5)
         self.assertIsNone(process.poll(), "the run ended before it could be interrupted")
         process.send_signal(signal.SIGINT)

@@ -20,7 +20,8 @@ def pack(dtype, values):
 def unpack(dtype, data):
     if dtype == "BF16":
         halves = struct.unpack(f"<{len(data) // 2}H", data)
-        return list(struct.unpack(f"<{len(halves)}f", struct.pack(f"<{len(halves)}I", *[h << 16 for h in halves])))
+        words = struct.pack(f"<{len(halves)}I", *[h << 16 for h in halves])
+        return list(struct.unpack(f"<{len(halves)}f", words))
     size = struct.calcsize("<" + FORMATS[dtype])
     return list(struct.unpack(f"<{len(data) // size}{FORMATS[dtype]}", data))
 
@@ -30,7 +31,8 @@ def write(path, tensors):
     header, blobs, offset = {}, [], 0
     for name, (dtype, shape, values) in tensors.items():
         blob = values if isinstance(values, bytes) else pack(dtype, values)
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + len(blob)]}
+        header[name] = {"dtype": dtype, "shape": list(shape),
+                        "data_offsets": [offset, offset + len(blob)]}
         blobs.append(blob)
         offset += len(blob)
     text = json.dumps(header).encode()

@@ -1,5 +1,5 @@
-"""Rules for the documents: links, file names, make targets and presets that they mention exist, every
-C++ block is a program, and the one in README is examples/hello.cc.
+"""Rules for the documents: links, file names, make targets and presets that they mention exist,
+every C++ block is a program, and the one in README is examples/hello.cc.
 `doc_rules.py ROOT` prints each violation as path:line: text; doc_rules_test.py plants one of every
 sort. `doc_rules.py ROOT --program PATH` compares them with the program: problem texts go to
 `lln explain`, and docs/cli.md and the help texts name the same options.

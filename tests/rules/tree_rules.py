@@ -14,6 +14,7 @@ CPP = {".h", ".cc", ".cu", ".cuh"}
 SOURCE_FOLDERS = ("include", "src", "cli", "conformance", "tests", "examples", "tools", "bench",
                   "lln_torch", "python")
 LINE_LIMIT = 500
+COLUMN_LIMIT = 100
 LINE_LIMIT_FOLDERS = ("include", "src", "cli", "conformance", "tests", "lln_torch")
 
 # What a folder may include besides the C++ standard library and itself. A name is the first part of
@@ -138,6 +139,14 @@ def check_size(root):
             yield f"{path}:{LINE_LIMIT + 1}: {lines} lines, the limit is {LINE_LIMIT}"
 
 
+def check_width(root):
+    """C++ has clang-format for that."""
+    for path, text in text_files(root):
+        for number, line in enumerate(text.splitlines(), 1):
+            if path.endswith(".py") and len(line) > COLUMN_LIMIT:
+                yield f"{path}:{number}: {len(line)} columns, the limit is {COLUMN_LIMIT}"
+
+
 def opening_of(path, text):
     """The lines of the opening comment, or of the docstring in Python, without their marks."""
     text = re.sub(r"\A#![^\n]*\n", "", text)
@@ -179,7 +188,8 @@ def check_words(root):
                 yield f"{path}:{number}: a path of one machine: {match.group()}"
 
 
-RULES = (check_includes, check_silence, check_size, check_opening, check_names, check_words)
+RULES = (check_includes, check_silence, check_size, check_width, check_opening, check_names,
+         check_words)
 
 
 def main():

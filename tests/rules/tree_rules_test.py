@@ -97,6 +97,11 @@ class TreeRulesTest(unittest.TestCase):
         self.assert_clean(tree_rules.check_size, "src/cpu/a.cc", "x\n" * limit)
         self.assert_clean(tree_rules.check_size, "docs/a.md", "x\n" * (limit + 1))
 
+    def test_width(self):
+        self.assert_found(tree_rules.check_width, "tests/a.py", "x\n" + "x" * 101, 2)
+        self.assert_clean(tree_rules.check_width, "tests/a.py", "x" * 100)
+        self.assert_clean(tree_rules.check_width, "docs/a.md", "x" * 101)
+
     def test_opening_comment(self):
         rule = tree_rules.check_opening
         self.assert_found(rule, "src/api/a.cc", "// What is here.\n#include <span>\n", 1)
