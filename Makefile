@@ -7,8 +7,8 @@ PREFIX ?= /usr/local
 PROGRAM := build/release/bin/lln
 FOLDERS := include src cli conformance tests examples
 
-# Files for clang-tidy, unless some are named. Without src/cpu: its files are parsed once per vector
-# target, and clang-tidy takes minutes for each.
+# Files for clang-tidy, unless some are named. src/cpu is left out: its code is compiled once per
+# vector target, and clang-tidy takes minutes on it.
 TIDY ?= $(sort $(wildcard src/api/*.cc src/reference/*.cc src/io/*.cc cli/*.cc conformance/*.cc))
 
 .PHONY: help setup build demo test format lint install clean

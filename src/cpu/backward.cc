@@ -9,7 +9,7 @@
 #include <hwy/foreach_target.h>
 // foreach_target first
 #include "cpu/backward_parts-inl.h"
-#include "cpu/layout.h"
+#include "cpu/kernel_run-inl.h"
 #include "cpu/targets.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -17,15 +17,9 @@ namespace lln::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-class Backward {
+class Backward : KernelRun<BackwardLayout> {
  public:
-  explicit Backward(const Call& call)
-      : call_(call),
-        p_(call.problem),
-        dims_(p_),
-        arena_(call.workspace),
-        layout_(arena_, p_, dims_, worker_count(call.parallel)),
-        parts_(call, dims_) {
+  explicit Backward(const Call& call) : KernelRun(call), parts_(call, dims_) {
     parts_.row_lse = layout_.row_lse;
     parts_.row_delta = layout_.row_delta;
   }
@@ -33,15 +27,13 @@ class Backward {
   void run() {
     layout_.totals.reset();
     parts_.forget_blocks(layout_.tiles);
-    const std::int64_t pairs = static_cast<std::int64_t>(call_.sequences.size()) * p_.heads_k;
-    constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
     const bool lln = p_.has_lln();
-    for (std::int64_t next = 0; next < pairs;) {
-      const Wave wave = take_wave(
-          next, pairs, lln ? static_cast<std::int64_t>(layout_.states.size()) : kUnlimited,
-          lln ? static_cast<std::int64_t>(layout_.key_sums.size()) : kUnlimited,
-          lln ? static_cast<std::int64_t>(layout_.query_sums.size()) : kUnlimited,
-          [&](std::int64_t pair) { return bidirectional_work(call_, dims_, pair); });
+    for (std::int64_t next = 0; next < pairs();) {
+      const Wave wave =
+          take_wave(next, pairs(), lln ? std::ssize(layout_.states) : kUnlimited,
+                    lln ? std::ssize(layout_.key_sums) : kUnlimited,
+                    lln ? std::ssize(layout_.query_sums) : kUnlimited,
+                    [&](std::int64_t pair) { return bidirectional_work(call_, dims_, pair); });
       if (lln) build_states(wave);
       backward_rows(wave);
       if (lln) join_query_sums(wave);
@@ -52,99 +44,77 @@ class Backward {
   }
 
  private:
-  KeyHead key_head(const HeadWork& work) const { return {call_, work.sequence, work.head_k}; }
-
-  template <class Body>
-  void for_tasks(const Wave& wave, const std::vector<SegmentTask>& tasks, Body&& body) {
-    parallel_for(call_.parallel, static_cast<std::int64_t>(tasks.size()),
-                 [&](std::int64_t t, int worker) {
-                   const SegmentTask& task = tasks[static_cast<std::size_t>(t)];
-                   body(wave.heads[static_cast<std::size_t>(task.head)], task,
-                        layout_.tiles[static_cast<std::size_t>(worker)]);
-                 });
-  }
-
   void build_states(const Wave& wave) {
     const bool saved = call_.grads.saved.key_lse.given();
     if (!saved) {
-      for_tasks(wave, segment_tasks(wave, [](const HeadWork& w) { return w.keys.count(); }),
-                [&](const HeadWork& work, const SegmentTask& task, const BackwardTiles& tiles) {
-                  sum_keys(dims_, key_head(work), work.keys[task.segment], tiles.token,
-                           tiles.exponents, tiles.values,
-                           layout_.key_sums[work.first_key_slot + task.segment]);
-                });
+      for_key_segments(wave, [&](const HeadWork& work, std::int64_t, std::int64_t i, int worker) {
+        const BackwardTiles& tiles = layout_.tiles[worker];
+        sum_keys(dims_, key_head(work), work.keys[i], tiles.token, tiles.exponents, tiles.values,
+                 layout_.key_sums[work.first_key_slot + i]);
+      });
     }
-    parallel_for(
-        call_.parallel, static_cast<std::int64_t>(wave.heads.size()), [&](std::int64_t h, int) {
-          const HeadWork& work = wave.heads[static_cast<std::size_t>(h)];
-          const GradientState& s = layout_.states[static_cast<std::size_t>(h)];
-          if (saved) {
-            load_state(call_.grads.saved, key_head(work), dims_, s.state);
-          } else {
-            join_segments(dims_, &layout_.key_sums[work.first_key_slot], work.keys.count(),
-                          s.state);
-          }
-          transpose(s.state.values, dims_.dvp, dims_.dp, dims_.dvp, s.transposed, dims_.dp);
-        });
+    for_heads(wave, [&](const HeadWork& work, std::int64_t h, int) {
+      const GradientState& s = layout_.states[h];
+      if (saved) {
+        load_state(call_.grads.saved, key_head(work), dims_, s.state);
+      } else {
+        join_segments(dims_, &layout_.key_sums[work.first_key_slot], work.keys.count(), s.state);
+      }
+      transpose(s.state.values, dims_.dvp, dims_.dp, dims_.dvp, s.transposed, dims_.dp);
+    });
   }
 
   void backward_rows(const Wave& wave) {
     // The query heads of a group share dC, so one task takes a segment of all of them.
-    for_tasks(wave, segment_tasks(wave, [](const HeadWork& w) { return w.rows.count(); }),
-              [&](const HeadWork& work, const SegmentTask& task, const BackwardTiles& tiles) {
-                const std::int64_t slot = work.first_row_slot + task.segment;
-                const GradientState* state = nullptr;
-                QuerySums sums;
-                if (p_.has_lln()) {
-                  state = &layout_.states[static_cast<std::size_t>(task.head)];
-                  sums = layout_.query_sums[static_cast<std::size_t>(slot)];
-                  std::fill(sums.t, sums.t + dims_.dp, 0.0F);
-                  std::fill(sums.dvalues, sums.dvalues + dims_.state(), 0.0F);
-                }
-                const KeyHead keys = key_head(work);
-                for (std::int64_t i = 0; i < dims_.group; ++i) {
-                  const RowSums* row_sums =
-                      p_.has_lln() ? &layout_.row_sums[slot * dims_.group + i] : nullptr;
-                  if (row_sums != nullptr) row_sums->reset(dims_);
-                  parts_.rows(keys, work.head_k * dims_.group + i, work.rows[task.segment], state,
-                              sums, row_sums, tiles);
-                }
-              });
+    for_row_segments(wave, [&](const HeadWork& work, std::int64_t h, std::int64_t i, int worker) {
+      const std::int64_t slot = work.first_row_slot + i;
+      const GradientState* state = nullptr;
+      QuerySums sums;
+      if (p_.has_lln()) {
+        state = &layout_.states[h];
+        sums = layout_.query_sums[slot];
+        std::fill(sums.t, sums.t + dims_.dp, 0.0F);
+        std::fill(sums.dvalues, sums.dvalues + dims_.state(), 0.0F);
+      }
+      const KeyHead keys = key_head(work);
+      for (std::int64_t g = 0; g < dims_.group; ++g) {
+        const RowSums* row_sums =
+            p_.has_lln() ? &layout_.row_sums[slot * dims_.group + g] : nullptr;
+        if (row_sums != nullptr) row_sums->reset(dims_);
+        parts_.rows(keys, work.head_k * dims_.group + g, work.rows[i], state, sums, row_sums,
+                    layout_.tiles[worker]);
+      }
+    });
   }
 
   void join_query_sums(const Wave& wave) {
-    parallel_for(
-        call_.parallel, static_cast<std::int64_t>(wave.heads.size()), [&](std::int64_t h, int) {
-          const HeadWork& work = wave.heads[static_cast<std::size_t>(h)];
-          const GradientState& s = layout_.states[static_cast<std::size_t>(h)];
-          std::fill(s.sums.t, s.sums.t + dims_.dp, 0.0F);
-          std::fill(s.sums.dvalues, s.sums.dvalues + dims_.state(), 0.0F);
-          for (std::int64_t i = 0; i < work.rows.count(); ++i) {
-            const QuerySums& part = layout_.query_sums[work.first_row_slot + i];
-            add_scaled(s.sums.t, part.t, dims_.dp, 1.0F, true);
-            add_scaled(s.sums.dvalues, part.dvalues, dims_.state(), 1.0F, true);
-          }
-          transpose(s.sums.dvalues, dims_.dvp, dims_.dp, dims_.dvp, s.dtransposed, dims_.dp);
-        });
+    for_heads(wave, [&](const HeadWork& work, std::int64_t h, int) {
+      const GradientState& s = layout_.states[h];
+      std::fill(s.sums.t, s.sums.t + dims_.dp, 0.0F);
+      std::fill(s.sums.dvalues, s.sums.dvalues + dims_.state(), 0.0F);
+      for (std::int64_t i = 0; i < work.rows.count(); ++i) {
+        const QuerySums& part = layout_.query_sums[work.first_row_slot + i];
+        add_scaled(s.sums.t, part.t, dims_.dp, 1.0F, true);
+        add_scaled(s.sums.dvalues, part.dvalues, dims_.state(), 1.0F, true);
+      }
+      transpose(s.sums.dvalues, dims_.dvp, dims_.dp, dims_.dvp, s.dtransposed, dims_.dp);
+    });
   }
 
   void backward_keys(const Wave& wave) {
-    parallel_for(call_.parallel, static_cast<std::int64_t>(wave.heads.size()),
-                 [&](std::int64_t h, int worker) {
-                   zero_unused_keys(call_, dims_, key_head(wave.heads[static_cast<std::size_t>(h)]),
-                                    layout_.tiles[static_cast<std::size_t>(worker)].lln_d);
-                 });
-    for_tasks(wave, segment_tasks(wave, [](const HeadWork& w) { return w.keys.count(); }),
-              [&](const HeadWork& work, const SegmentTask& task, const BackwardTiles& tiles) {
-                const GradientState* state = nullptr;
-                double* beta = nullptr;
-                if (p_.has_lln()) {
-                  state = &layout_.states[static_cast<std::size_t>(task.head)];
-                  beta = layout_.beta_sums + work.first_key_slot + task.segment;
-                  *beta = 0;
-                }
-                parts_.keys(key_head(work), work.keys[task.segment], state, beta, tiles);
-              });
+    for_heads(wave, [&](const HeadWork& work, std::int64_t, int worker) {
+      zero_unused_keys(call_, dims_, key_head(work), layout_.tiles[worker].lln_d);
+    });
+    for_key_segments(wave, [&](const HeadWork& work, std::int64_t h, std::int64_t i, int worker) {
+      const GradientState* state = nullptr;
+      double* beta = nullptr;
+      if (p_.has_lln()) {
+        state = &layout_.states[h];
+        beta = layout_.beta_sums + work.first_key_slot + i;
+        *beta = 0;
+      }
+      parts_.keys(key_head(work), work.keys[i], state, beta, layout_.tiles[worker]);
+    });
   }
 
   void collect_parameters(const Wave& wave) {
@@ -162,11 +132,6 @@ class Backward {
     }
   }
 
-  const Call& call_;
-  const Problem& p_;
-  const Dims dims_;
-  Arena arena_;
-  BackwardLayout layout_;
   BackwardParts parts_;
 };
 
@@ -184,9 +149,7 @@ namespace lln::cpu {
 LLN_CPU_EXPORT(backward)
 
 std::size_t backward_workspace(const Problem& problem, int workers) {
-  Arena arena(nullptr);
-  const BackwardLayout layout(arena, problem, Dims(problem), workers);
-  return arena.used();
+  return layout_bytes<BackwardLayout>(problem, workers);
 }
 
 }  // namespace lln::cpu

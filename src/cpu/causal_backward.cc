@@ -9,6 +9,7 @@
 #include <hwy/foreach_target.h>
 // foreach_target first
 #include "cpu/causal_leaf_backward-inl.h"
+#include "cpu/kernel_run-inl.h"
 #include "cpu/targets.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -16,24 +17,14 @@ namespace lln::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-class CausalBackward {
+class CausalBackward : KernelRun<CausalBackwardLayout> {
  public:
-  explicit CausalBackward(const Call& call)
-      : call_(call),
-        p_(call.problem),
-        dims_(p_),
-        arena_(call.workspace),
-        layout_(arena_, p_, dims_, worker_count(call.parallel)),
-        parts_(call, dims_) {}
+  explicit CausalBackward(const Call& call) : KernelRun(call), parts_(call, dims_) {}
 
   void run() {
-    constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
     layout_.totals.reset();
     parts_.forget_blocks(layout_.tiles);
-    const std::int64_t pairs = static_cast<std::int64_t>(call_.sequences.size()) * p_.heads_k;
-    std::int64_t next = 0;
-    const Wave all = take_wave(next, pairs, kUnlimited, kUnlimited, kUnlimited,
-                               [&](std::int64_t pair) { return causal_work(call_, dims_, pair); });
+    const Wave all = causal_wave();
     if (cuts_sequences(p_, worker_count(call_.parallel))) {
       run_segments(all);
     } else {
@@ -44,61 +35,40 @@ class CausalBackward {
   }
 
  private:
-  KeyHead key_head(const HeadWork& work) const { return {call_, work.sequence, work.head_k}; }
-
   // One worker walks a head.
   void run_heads(const Wave& all) {
     const std::int64_t longest = ceil_div(p_.tokens, kCausalSegmentTokens);
-    parallel_for(
-        call_.parallel, static_cast<std::int64_t>(all.heads.size()),
-        [&](std::int64_t h, int worker) {
-          const HeadWork& work = all.heads[static_cast<std::size_t>(h)];
-          const KeyHead head = key_head(work);
-          const CausalTiles& t = layout_.causal[static_cast<std::size_t>(worker)];
-          const QuerySums& beyond = layout_.gradient[static_cast<std::size_t>(worker)].beyond;
-          State* const states = layout_.states.data() + worker * longest;
-          const std::int64_t count = work.rows.count();
-          zero_unused(head, worker);
-          if (count > 0) clear(states[0], dims_);
-          for (std::int64_t i = 0; i + 1 < count; ++i) {
-            sum_segment(dims_, head, work.rows[i], t, t.sums);
-            join(dims_, &states[i], t.sums, states[i + 1]);
-          }
-          for (std::int64_t i = count - 1; i >= 0; --i) {
-            const bool last = i + 1 == count;
-            walk_back(work, i,
-                      {states[i], last ? nullptr : states[i + 1].c, last ? nullptr : &beyond},
-                      LeafOutputs::all, worker);
-            add_beyond(states[i].c, last ? nullptr : states[i + 1].c,
-                       layout_.gradient[static_cast<std::size_t>(worker)].later, beyond);
-          }
-        });
+    for_heads(all, [&](const HeadWork& work, std::int64_t, int worker) {
+      const KeyHead head = key_head(work);
+      const CausalTiles& t = layout_.causal[worker];
+      const CausalGradientTiles& gradient = layout_.gradient[worker];
+      State* const states = layout_.states.data() + worker * longest;
+      const std::int64_t count = work.rows.count();
+      zero_unused(head, worker);
+      if (count > 0) clear(states[0], dims_);
+      for (std::int64_t i = 0; i + 1 < count; ++i) {
+        sum_segment(dims_, head, work.rows[i], t, t.sums);
+        join(dims_, &states[i], t.sums, states[i + 1]);
+      }
+      for (std::int64_t i = count - 1; i >= 0; --i) {
+        const bool last = i + 1 == count;
+        const float* const c_end = last ? nullptr : states[i + 1].c;
+        walk_back(work, i, {states[i], c_end, last ? nullptr : &gradient.beyond}, LeafOutputs::all,
+                  worker);
+        add_beyond(states[i].c, c_end, gradient.later, gradient.beyond);
+      }
+    });
   }
 
   // Every segment by itself: sums over keys, then rows, then keys, with a scan after each of the
   // first two.
   void run_segments(const Wave& all) {
-    const auto tasks = segment_tasks(all, [](const HeadWork& w) { return w.rows.count(); });
-    const auto for_tasks = [&](auto&& body) {
-      parallel_for(call_.parallel, static_cast<std::int64_t>(tasks.size()),
-                   [&](std::int64_t t, int worker) {
-                     const SegmentTask& task = tasks[static_cast<std::size_t>(t)];
-                     body(all.heads[static_cast<std::size_t>(task.head)], task.segment, worker);
-                   });
-    };
-    const auto for_heads = [&](auto&& body) {
-      parallel_for(call_.parallel, static_cast<std::int64_t>(all.heads.size()),
-                   [&](std::int64_t h, int worker) {
-                     body(all.heads[static_cast<std::size_t>(h)], worker);
-                   });
-    };
-    for_tasks([&](const HeadWork& work, std::int64_t i, int worker) {
+    for_row_segments(all, [&](const HeadWork& work, std::int64_t, std::int64_t i, int worker) {
       if (i + 1 == work.rows.count()) return;
-      sum_segment(dims_, key_head(work), work.rows[i],
-                  layout_.causal[static_cast<std::size_t>(worker)],
+      sum_segment(dims_, key_head(work), work.rows[i], layout_.causal[worker],
                   layout_.key_sums[work.first_row_slot + i]);
     });
-    for_heads([&](const HeadWork& work, int worker) {
+    for_heads(all, [&](const HeadWork& work, std::int64_t, int worker) {
       zero_unused(key_head(work), worker);
       State* const states = layout_.states.data() + work.first_row_slot;
       if (work.rows.count() > 0) clear(states[0], dims_);
@@ -106,15 +76,16 @@ class CausalBackward {
         join(dims_, &states[i], layout_.key_sums[work.first_row_slot + i], states[i + 1]);
       }
     });
-    for_tasks([&](const HeadWork& work, std::int64_t i, int worker) {
+    for_row_segments(all, [&](const HeadWork& work, std::int64_t, std::int64_t i, int worker) {
       walk_back(work, i, boundary(work, i, /*with_beyond=*/false), LeafOutputs::rows, worker);
       const QuerySums& own = layout_.query_sums[work.first_row_slot + i];
-      const QuerySums& later = layout_.gradient[static_cast<std::size_t>(worker)].later;
+      const QuerySums& later = layout_.gradient[worker].later;
       std::copy(later.t, later.t + dims_.dp, own.t);
       std::copy(later.dvalues, later.dvalues + dims_.state(), own.dvalues);
     });
-    for_heads([&](const HeadWork& work, int worker) { scan_back(work, worker); });
-    for_tasks([&](const HeadWork& work, std::int64_t i, int worker) {
+    for_heads(all,
+              [&](const HeadWork& work, std::int64_t, int worker) { scan_back(work, worker); });
+    for_row_segments(all, [&](const HeadWork& work, std::int64_t, std::int64_t i, int worker) {
       walk_back(work, i, boundary(work, i, /*with_beyond=*/true), LeafOutputs::keys, worker);
     });
   }
@@ -128,8 +99,8 @@ class CausalBackward {
 
   // query_sums[i] of the rows of segment i become those of all rows beyond it.
   void scan_back(const HeadWork& work, int worker) {
-    const QuerySums& carry = layout_.gradient[static_cast<std::size_t>(worker)].beyond;
-    const QuerySums& spare = layout_.gradient[static_cast<std::size_t>(worker)].later;
+    const QuerySums& carry = layout_.gradient[worker].beyond;
+    const QuerySums& spare = layout_.gradient[worker].later;
     const std::int64_t count = work.rows.count();
     for (std::int64_t i = count - 1; i >= 0; --i) {
       const std::int64_t slot = work.first_row_slot + i;
@@ -164,7 +135,7 @@ class CausalBackward {
 
   void zero_unused(const KeyHead& keys, int worker) const {
     const Sequence& seq = *keys.sequence;
-    float* const zeros = layout_.tiles[static_cast<std::size_t>(worker)].lln_d;
+    float* const zeros = layout_.tiles[worker].lln_d;
     zero_unused_keys(call_, dims_, keys, zeros);
     for (std::int64_t g = 0; g < dims_.group; ++g) {
       const std::int64_t h = keys.head_k * dims_.group + g;
@@ -179,11 +150,10 @@ class CausalBackward {
   void walk_back(const HeadWork& work, std::int64_t i, const SegmentBoundary& boundary,
                  LeafOutputs outputs, int worker) const {
     const std::int64_t slot = work.first_row_slot + i;
-    const auto w = static_cast<std::size_t>(worker);
-    const CausalLeafBackward leaf(call_, dims_, parts_, key_head(work), outputs, layout_.tiles[w],
-                                  layout_.causal[w], layout_.gradient[w],
-                                  &layout_.row_sums[static_cast<std::size_t>(slot * dims_.group)],
-                                  layout_.beta_sums + slot);
+    const CausalLeafBackward leaf(
+        call_, dims_, parts_, key_head(work), outputs, layout_.tiles[worker],
+        layout_.causal[worker], layout_.gradient[worker],
+        layout_.row_sums.data() + slot * dims_.group, layout_.beta_sums + slot);
     leaf.walk_back(work.rows[i], boundary);
   }
 
@@ -200,11 +170,6 @@ class CausalBackward {
     }
   }
 
-  const Call& call_;
-  const Problem& p_;
-  const Dims dims_;
-  Arena arena_;
-  CausalBackwardLayout layout_;
   BackwardParts parts_;
 };
 
@@ -222,9 +187,7 @@ namespace lln::cpu {
 LLN_CPU_EXPORT(causal_backward)
 
 std::size_t causal_backward_workspace(const Problem& problem, int workers) {
-  Arena arena(nullptr);
-  const CausalBackwardLayout layout(arena, problem, Dims(problem), workers);
-  return arena.used();
+  return layout_bytes<CausalBackwardLayout>(problem, workers);
 }
 
 }  // namespace lln::cpu

@@ -8,6 +8,7 @@
 #include <hwy/foreach_target.h>
 // foreach_target first
 #include "cpu/causal-inl.h"
+#include "cpu/kernel_run-inl.h"
 #include "cpu/targets.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -15,23 +16,15 @@ namespace lln::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-class CausalForward {
+class CausalForward : KernelRun<CausalForwardLayout> {
  public:
   explicit CausalForward(const Call& call)
-      : call_(call),
-        p_(call.problem),
-        dims_(p_),
-        arena_(call.workspace),
-        layout_(arena_, p_, dims_, worker_count(call.parallel)),
+      : KernelRun(call),
         lln_weight_(PartWeight::of_lln(call)),
         diag_weight_(PartWeight::of_diag(call)) {}
 
   void run() {
-    constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
-    const std::int64_t pairs = static_cast<std::int64_t>(call_.sequences.size()) * p_.heads_k;
-    std::int64_t next = 0;
-    const Wave all = take_wave(next, pairs, kUnlimited, kUnlimited, kUnlimited,
-                               [&](std::int64_t pair) { return causal_work(call_, dims_, pair); });
+    const Wave all = causal_wave();
     if (cuts_sequences(p_, worker_count(call_.parallel))) {
       run_segments(all);
     } else {
@@ -40,60 +33,45 @@ class CausalForward {
   }
 
  private:
-  KeyHead key_head(const HeadWork& work) const { return {call_, work.sequence, work.head_k}; }
-
+  // One worker walks a head and carries the state.
   void run_heads(const Wave& all) {
-    parallel_for(call_.parallel, static_cast<std::int64_t>(all.heads.size()),
-                 [&](std::int64_t h, int worker) {
-                   const HeadWork& work = all.heads[static_cast<std::size_t>(h)];
-                   const KeyHead head = key_head(work);
-                   const State& prefix = layout_.prefixes[static_cast<std::size_t>(worker)];
-                   const CausalTiles& t = layout_.causal[static_cast<std::size_t>(worker)];
-                   clear(prefix, dims_);
-                   zero_rows_without_keys(head, worker);
-                   for (std::int64_t i = 0; i < work.rows.count(); ++i) {
-                     forward_segment(head, work.rows[i], prefix, worker);
-                     join(dims_, &prefix, t.sums, prefix);
-                   }
-                   save_state(call_.out.saved, head, dims_, prefix);
-                 });
+    for_heads(all, [&](const HeadWork& work, std::int64_t, int worker) {
+      const KeyHead head = key_head(work);
+      const State& prefix = layout_.prefixes[worker];
+      clear(prefix, dims_);
+      zero_rows_without_keys(head, worker);
+      for (std::int64_t i = 0; i < work.rows.count(); ++i) {
+        forward_segment(head, work.rows[i], prefix, worker);
+        join(dims_, &prefix, layout_.causal[worker].sums, prefix);
+      }
+      save_state(call_.out.saved, head, dims_, prefix);
+    });
   }
 
+  // The sums of all segments, the states before them, then every segment by itself.
   void run_segments(const Wave& all) {
-    const auto tasks = segment_tasks(all, [](const HeadWork& w) { return w.rows.count(); });
-    const auto for_tasks = [&](auto&& body) {
-      parallel_for(call_.parallel, static_cast<std::int64_t>(tasks.size()),
-                   [&](std::int64_t t, int worker) {
-                     const SegmentTask& task = tasks[static_cast<std::size_t>(t)];
-                     const HeadWork& work = all.heads[static_cast<std::size_t>(task.head)];
-                     body(work, task.segment, worker);
-                   });
-    };
-    for_tasks([&](const HeadWork& work, std::int64_t segment, int worker) {
-      const CausalTiles& t = layout_.causal[static_cast<std::size_t>(worker)];
-      sum_segment(dims_, key_head(work), work.rows[segment], t,
-                  layout_.sums[work.first_row_slot + segment]);
+    for_row_segments(all, [&](const HeadWork& work, std::int64_t, std::int64_t i, int worker) {
+      sum_segment(dims_, key_head(work), work.rows[i], layout_.causal[worker],
+                  layout_.sums[work.first_row_slot + i]);
     });
-    parallel_for(call_.parallel, static_cast<std::int64_t>(all.heads.size()),
-                 [&](std::int64_t h, int worker) {
-                   const HeadWork& work = all.heads[static_cast<std::size_t>(h)];
-                   const KeyHead head = key_head(work);
-                   const State& last = layout_.prefixes[static_cast<std::size_t>(worker)];
-                   scan_segments(dims_, &layout_.sums[work.first_row_slot],
-                                 &layout_.states[work.first_row_slot], work.rows.count(), last);
-                   zero_rows_without_keys(head, worker);
-                   save_state(call_.out.saved, head, dims_, last);
-                 });
-    for_tasks([&](const HeadWork& work, std::int64_t segment, int worker) {
-      forward_segment(key_head(work), work.rows[segment],
-                      layout_.states[work.first_row_slot + segment], worker);
+    for_heads(all, [&](const HeadWork& work, std::int64_t, int worker) {
+      const KeyHead head = key_head(work);
+      const State& last = layout_.prefixes[worker];
+      scan_segments(dims_, layout_.sums.data() + work.first_row_slot,
+                    layout_.states.data() + work.first_row_slot, work.rows.count(), last);
+      zero_rows_without_keys(head, worker);
+      save_state(call_.out.saved, head, dims_, last);
+    });
+    for_row_segments(all, [&](const HeadWork& work, std::int64_t, std::int64_t i, int worker) {
+      forward_segment(key_head(work), work.rows[i], layout_.states[work.first_row_slot + i],
+                      worker);
     });
   }
 
   // Rows before the first valid key see nothing.
   void zero_rows_without_keys(const KeyHead& keys, int worker) {
     const Sequence& seq = *keys.sequence;
-    float* const zeros = layout_.tiles[static_cast<std::size_t>(worker)].row;
+    float* const zeros = layout_.tiles[worker].row;
     std::fill(zeros, zeros + dims_.dvp, 0.0F);
     for (std::int64_t g = 0; g < dims_.group; ++g) {
       const Rows o = rows_of(call_.out.o, seq.batch, keys.head_k * dims_.group + g, seq.q_begin);
@@ -102,7 +80,7 @@ class CausalForward {
   }
 
   void forward_segment(const KeyHead& keys, Range segment, const State& prefix, int worker) {
-    const CausalTiles& t = layout_.causal[static_cast<std::size_t>(worker)];
+    const CausalTiles& t = layout_.causal[worker];
     walk_segment(dims_, keys, segment, prefix, t, [&](std::int64_t, Range chunk) HWY_ATTR {
       for_each_leaf<false>(dims_, {0, chunk.size()}, t.start, t, 0,
                            [&](const Leaf& leaf, const State& before) HWY_ATTR {
@@ -118,8 +96,8 @@ class CausalForward {
 
   void forward_leaf(const KeyHead& keys, const QueryHead& head, std::int64_t chunk_begin,
                     const Leaf& leaf, const State& before, int worker) {
-    const CausalTiles& t = layout_.causal[static_cast<std::size_t>(worker)];
-    const ForwardTiles& tiles = layout_.tiles[static_cast<std::size_t>(worker)];
+    const CausalTiles& t = layout_.causal[worker];
+    const ForwardTiles& tiles = layout_.tiles[worker];
     const std::int64_t count = leaf.rows.size();
     const Range rows{chunk_begin + leaf.rows.begin, chunk_begin + leaf.rows.end};
     make_weights(dims_, head, rows.begin, leaf, before, nullptr, t);
@@ -159,11 +137,6 @@ class CausalForward {
         [](std::int64_t) { return 1.0F; });
   }
 
-  const Call& call_;
-  const Problem& p_;
-  const Dims dims_;
-  Arena arena_;
-  CausalForwardLayout layout_;
   PartWeight lln_weight_, diag_weight_;
 };
 
@@ -181,9 +154,7 @@ namespace lln::cpu {
 LLN_CPU_EXPORT(causal_forward)
 
 std::size_t causal_forward_workspace(const Problem& problem, int workers) {
-  Arena arena(nullptr);
-  const CausalForwardLayout layout(arena, problem, Dims(problem), workers);
-  return arena.used();
+  return layout_bytes<CausalForwardLayout>(problem, workers);
 }
 
 }  // namespace lln::cpu

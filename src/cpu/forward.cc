@@ -7,8 +7,7 @@
 #define HWY_TARGET_INCLUDE "cpu/forward.cc"
 #include <hwy/foreach_target.h>
 // foreach_target first
-#include "cpu/head-inl.h"
-#include "cpu/layout.h"
+#include "cpu/kernel_run-inl.h"
 #include "cpu/targets.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -16,64 +15,47 @@ namespace lln::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-class Forward {
+class Forward : KernelRun<ForwardLayout> {
  public:
   explicit Forward(const Call& call)
-      : call_(call),
-        p_(call.problem),
-        dims_(p_),
-        arena_(call.workspace),
-        layout_(arena_, p_, dims_, worker_count(call.parallel)),
+      : KernelRun(call),
         lln_weight_(PartWeight::of_lln(call)),
         diag_weight_(PartWeight::of_diag(call)) {}
 
   void run() {
-    const std::int64_t pairs = static_cast<std::int64_t>(call_.sequences.size()) * p_.heads_k;
-    const auto slots = static_cast<std::int64_t>(layout_.sums.size());
-    constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
-    for (std::int64_t next = 0; next < pairs;) {
-      const Wave wave = take_wave(
-          next, pairs, p_.has_lln() ? static_cast<std::int64_t>(layout_.states.size()) : kUnlimited,
-          p_.has_lln() ? slots : kUnlimited, kUnlimited,
-          [&](std::int64_t pair) { return bidirectional_work(call_, dims_, pair); });
-      if (p_.has_lln()) build_states(wave);
+    const bool lln = p_.has_lln();
+    for (std::int64_t next = 0; next < pairs();) {
+      const Wave wave =
+          take_wave(next, pairs(), lln ? std::ssize(layout_.states) : kUnlimited,
+                    lln ? std::ssize(layout_.sums) : kUnlimited, kUnlimited,
+                    [&](std::int64_t pair) { return bidirectional_work(call_, dims_, pair); });
+      if (lln) build_states(wave);
       read_rows(wave);
     }
   }
 
  private:
-  KeyHead key_head(const HeadWork& work) const { return {call_, work.sequence, work.head_k}; }
-
   void build_states(const Wave& wave) {
-    const auto tasks = segment_tasks(wave, [](const HeadWork& w) { return w.keys.count(); });
-    parallel_for(
-        call_.parallel, static_cast<std::int64_t>(tasks.size()), [&](std::int64_t t, int worker) {
-          const SegmentTask& task = tasks[static_cast<std::size_t>(t)];
-          const HeadWork& work = wave.heads[static_cast<std::size_t>(task.head)];
-          const ForwardTiles& tiles = layout_.tiles[worker];
-          sum_keys(dims_, key_head(work), work.keys[task.segment], tiles.token, tiles.exponents,
-                   tiles.values, layout_.sums[work.first_key_slot + task.segment]);
-        });
-    parallel_for(
-        call_.parallel, static_cast<std::int64_t>(wave.heads.size()), [&](std::int64_t h, int) {
-          const HeadWork& work = wave.heads[static_cast<std::size_t>(h)];
-          const State& state = layout_.states[static_cast<std::size_t>(h)];
-          join_segments(dims_, &layout_.sums[work.first_key_slot], work.keys.count(), state);
-          save_state(call_.out.saved, key_head(work), dims_, state);
-        });
+    for_key_segments(wave, [&](const HeadWork& work, std::int64_t, std::int64_t i, int worker) {
+      const ForwardTiles& tiles = layout_.tiles[worker];
+      sum_keys(dims_, key_head(work), work.keys[i], tiles.token, tiles.exponents, tiles.values,
+               layout_.sums[work.first_key_slot + i]);
+    });
+    for_heads(wave, [&](const HeadWork& work, std::int64_t h, int) {
+      const State& state = layout_.states[h];
+      join_segments(dims_, &layout_.sums[work.first_key_slot], work.keys.count(), state);
+      save_state(call_.out.saved, key_head(work), dims_, state);
+    });
   }
 
   void read_rows(const Wave& wave) {
-    const auto tasks =
-        segment_tasks(wave, [&](const HeadWork& w) { return w.rows.count() * dims_.group; });
-    parallel_for(
-        call_.parallel, static_cast<std::int64_t>(tasks.size()), [&](std::int64_t t, int worker) {
-          const SegmentTask& task = tasks[static_cast<std::size_t>(t)];
-          const HeadWork& work = wave.heads[static_cast<std::size_t>(task.head)];
+    for_segments(
+        wave, [&](const HeadWork& work) { return work.rows.count() * dims_.group; },
+        [&](const HeadWork& work, std::int64_t h, std::int64_t i, int worker) {
           const std::int64_t segments = work.rows.count();
-          const std::int64_t h = work.head_k * dims_.group + task.segment / segments;
-          const State state = p_.has_lln() ? layout_.states[task.head] : State{};
-          read_segment(work, h, work.rows[task.segment % segments], state, layout_.tiles[worker]);
+          const State state = p_.has_lln() ? layout_.states[h] : State{};
+          read_segment(work, work.head_k * dims_.group + i / segments, work.rows[i % segments],
+                       state, layout_.tiles[worker]);
         });
   }
 
@@ -136,11 +118,6 @@ class Forward {
     store_tile(o, chunk.size(), token, tiles.diag, dims_.dvp, [](std::int64_t) { return 1.0F; });
   }
 
-  const Call& call_;
-  const Problem& p_;
-  const Dims dims_;
-  Arena arena_;
-  ForwardLayout layout_;
   PartWeight lln_weight_, diag_weight_;
 };
 
@@ -158,9 +135,7 @@ namespace lln::cpu {
 LLN_CPU_EXPORT(forward)
 
 std::size_t forward_workspace(const Problem& problem, int workers) {
-  Arena arena(nullptr);
-  const ForwardLayout layout(arena, problem, Dims(problem), workers);
-  return arena.used();
+  return layout_bytes<ForwardLayout>(problem, workers);
 }
 
 }  // namespace lln::cpu

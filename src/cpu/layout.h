@@ -288,4 +288,12 @@ struct CausalBackwardLayout {
   std::vector<QuerySums> query_sums;          // the same: rows of the segment, then rows beyond it
 };
 
+// Bytes that a layout takes.
+template <class Layout>
+std::size_t layout_bytes(const Problem& problem, int workers) {
+  Arena arena(nullptr);
+  const Layout layout(arena, problem, Dims(problem), workers);
+  return arena.used();
+}
+
 }  // namespace lln::cpu

@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <limits>
 #include <vector>
 
 #include "cpu/plan.h"
@@ -15,6 +16,8 @@ struct Wave {
   std::int64_t key_slots = 0;
   std::int64_t row_slots = 0;
 };
+
+inline constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
 
 struct SegmentTask {
   std::int64_t head;     // of the wave
