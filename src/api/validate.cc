@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "lln/error.h"
+#include "api/faults.h"
 
 namespace lln {
 namespace {
@@ -46,7 +46,7 @@ class Checker {
     input("q", in_.q, in_.q.shape);
     input("k", in_.k, {p.batch, p.heads_k, p.tokens_k, p.dim});
     input("v", in_.v, {p.batch, p.heads_k, p.tokens_k, p.dim_v});
-    for (std::string& fault : problem_faults(p)) faults_.push_back(std::move(fault));
+    for (std::string& fault : problem_faults(p)) faults_.add(std::move(fault));
     if (p.has_lln()) {
       parameter("alpha", in_.alpha, p.heads);
       parameter("beta", in_.beta, p.heads_k);
@@ -55,8 +55,10 @@ class Checker {
     if (in_.key_lengths.given() && in_.key_mask.given()) {
       fault("key_lengths and key_mask are both given: give one");
     }
-    check_key_lengths();
-    check_key_mask();
+    if (in_.key_lengths.given()) {
+      faults_.lengths("key_lengths", in_.key_lengths, p.batch, p.tokens_k);
+    }
+    if (in_.key_mask.given()) faults_.mask("key_mask", in_.key_mask, p.batch, p.tokens_k);
     check_packing();
   }
 
@@ -66,14 +68,8 @@ class Checker {
   }
 
   void output(const char* name, const View& view, const Shape& shape, DType dtype) {
-    tensor(name, view, shape, dtype);
+    faults_.output(name, view, shape, dtype, problem_.device);
     if (is_empty(view.shape)) return;
-    for (int i = 0; i < 4; ++i) {
-      if (view.shape[i] > 1 && view.stride[i] == 0) {
-        fault(fmt::format("{} is written and must not have stride 0 in dimension {} of size {}",
-                          name, i, view.shape[i]));
-      }
-    }
     const std::pair<const char*, const void*> inputs[] = {
         {"q", in_.q.data}, {"k", in_.k.data}, {"v", in_.v.data}};
     for (const auto& [input_name, data] : inputs) {
@@ -110,18 +106,13 @@ class Checker {
     output(name, gradient, input_view.shape, parameter_type());
   }
 
-  void fault(std::string text) { faults_.push_back(std::move(text)); }
+  void fault(std::string text) { faults_.add(std::move(text)); }
 
   const Problem& problem() const { return problem_; }
   DType parameter_type() const { return problem_.dtype == DType::f64 ? DType::f64 : DType::f32; }
 
   CheckedCall finish() {
-    if (!faults_.empty()) {
-      throw Error(ErrorCode::invalid_argument,
-                  fmt::format("attention_{}: {} fault{} in {}: {}", to_string(problem_.op),
-                              faults_.size(), faults_.size() == 1 ? "" : "s", to_string(problem_),
-                              fmt::join(faults_, "; ")));
-    }
+    faults_.throw_any(fmt::format("attention_{}", to_string(problem_.op)), to_string(problem_));
     CheckedCall checked;
     checked.call.problem = problem_;
     checked.call.options = options_;
@@ -138,68 +129,16 @@ class Checker {
 
  private:
   void input(const char* name, const ConstView& view, const Shape& shape) {
-    tensor(name, view, shape, problem_.dtype);
+    faults_.tensor(name, view, shape, problem_.dtype, problem_.device);
   }
 
-  void tensor(const char* name, const ConstView& view, const Shape& shape, DType dtype) {
-    if (!view.given()) {
-      fault(fmt::format("{} is not given: expected {} of shape {}", name, to_string(dtype),
-                        to_string(shape)));
-      return;
-    }
-    if (view.shape != shape) {
-      fault(fmt::format("{} has shape {}: expected {}", name, to_string(view.shape),
-                        to_string(shape)));
-    }
-    if (view.dtype != dtype) {
-      fault(fmt::format("{} is {}: expected {}", name, to_string(view.dtype), to_string(dtype)));
-    }
-    if (view.device != problem_.device) {
-      fault(fmt::format("{} is on {}: expected {}", name, to_string(view.device),
-                        to_string(problem_.device)));
-    }
-    if (is_empty(view.shape)) return;
-    if (view.data == nullptr) fault(fmt::format("{} has elements but its data is null", name));
-    if (view.shape[3] > 1 && view.stride[3] != 1) {
-      fault(fmt::format("{} has stride {} between channels: expected 1", name, view.stride[3]));
-    }
-    if (reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) != 0) {
-      fault(fmt::format("{} starts at an address that is not a multiple of {} bytes", name,
-                        size_of(view.dtype)));
-    }
-  }
-
-  // alpha and beta: [sequences or 1, heads or 1, 1, 1], finite.
   void parameter(const char* name, const ConstView& view, std::int64_t heads) {
-    const std::int64_t sequences = problem_.sequences;
-    if (!view.given()) {
-      fault(fmt::format("{} is not given: LLN needs it, {} of shape [{} or 1, {} or 1, 1, 1]", name,
-                        to_string(parameter_type()), sequences, heads));
+    if (view.given()) {
+      faults_.parameter(name, view, problem_.sequences, heads, parameter_type(), problem_.device);
       return;
     }
-    const Shape& s = view.shape;
-    if ((s[0] != sequences && s[0] != 1) || (s[1] != heads && s[1] != 1) || s[2] != 1 ||
-        s[3] != 1) {
-      fault(fmt::format("{} has shape {}: expected [{} or 1, {} or 1, 1, 1]", name, to_string(s),
-                        sequences, heads));
-      return;
-    }
-    if (!parameter_memory(name, view)) return;
-    for (std::int64_t b = 0; b < s[0]; ++b) {
-      for (std::int64_t h = 0; h < s[1]; ++h) {
-        if (const double value = element(view, b, h, 0, 0); !std::isfinite(value)) {
-          fault(fmt::format("{}[{}, {}] is {}: expected a finite number", name, b, h, value));
-          return;
-        }
-      }
-    }
-  }
-
-  // dtype, device and address of an alpha, beta or weight tensor whose shape is right.
-  bool parameter_memory(const char* name, const ConstView& view) {
-    const std::size_t before = faults_.size();
-    tensor(name, view, view.shape, parameter_type());
-    return faults_.size() == before && view.device.kind == DeviceKind::cpu;
+    fault(fmt::format("{} is not given: LLN needs it, {} of shape [{} or 1, {} or 1, 1, 1]", name,
+                      to_string(parameter_type()), problem_.sequences, heads));
   }
 
   void check_weights() {
@@ -224,7 +163,7 @@ class Checker {
                            {p.batch, p.heads, p.tokens, 1}};
     for (const Shape& form : forms) {
       if (view.shape == form) {
-        parameter_memory(name, view);
+        faults_.tensor(name, view, form, parameter_type(), problem_.device);
         return;
       }
     }
@@ -235,33 +174,6 @@ class Checker {
                     to_string(forms[2]), to_string(forms[3])));
   }
 
-  void check_key_lengths() {
-    const IndexView& lengths = in_.key_lengths;
-    if (!lengths.given()) return;
-    if (lengths.count != problem_.batch) {
-      fault(fmt::format("key_lengths has {} entries: expected one per batch element, {}",
-                        lengths.count, problem_.batch));
-      return;
-    }
-    for (std::int64_t b = 0; b < lengths.count; ++b) {
-      if (lengths[b] < 0 || lengths[b] > problem_.tokens_k) {
-        fault(fmt::format("key_lengths[{}] is {}: expected 0 to {}", b, lengths[b],
-                          problem_.tokens_k));
-      }
-    }
-  }
-
-  void check_key_mask() {
-    const MaskView& mask = in_.key_mask;
-    if (!mask.given()) return;
-    if (mask.shape[0] != problem_.batch || mask.shape[1] != problem_.tokens_k) {
-      fault(fmt::format("key_mask has shape [{}, {}]: expected [{}, {}]", mask.shape[0],
-                        mask.shape[1], problem_.batch, problem_.tokens_k));
-    } else if (mask.data == nullptr && mask.shape[0] * mask.shape[1] > 0) {
-      fault("key_mask has elements but its data is null");
-    }
-  }
-
   void check_packing() {
     const Problem& p = problem_;
     if (!p.packed) return;
@@ -269,7 +181,7 @@ class Checker {
       fault("cu_seqlens_k is given without cu_seqlens_q");
       return;
     }
-    const bool q_ok = cumulative("cu_seqlens_q", in_.cu_seqlens_q, p.tokens);
+    const bool q_ok = faults_.cumulative("cu_seqlens_q", in_.cu_seqlens_q, p.tokens);
     const IndexView& k = in_.cu_seqlens_k;
     if (!k.given()) {
       if (p.tokens != p.tokens_k) {
@@ -278,7 +190,7 @@ class Checker {
       }
       return;
     }
-    const bool k_ok = cumulative("cu_seqlens_k", k, p.tokens_k);
+    const bool k_ok = faults_.cumulative("cu_seqlens_k", k, p.tokens_k);
     if (!q_ok || !k_ok) return;
     if (k.count != in_.cu_seqlens_q.count) {
       fault(fmt::format("cu_seqlens_q has {} entries and cu_seqlens_k {}: expected as many",
@@ -295,29 +207,6 @@ class Checker {
         return;
       }
     }
-  }
-
-  bool cumulative(const char* name, const IndexView& cu, std::int64_t tokens) {
-    if (cu.count < 1) {
-      fault(fmt::format("{} is empty: expected sequences + 1 entries", name));
-      return false;
-    }
-    bool ok = true;
-    const auto entry = [&](std::int64_t s, const std::string& expected) {
-      fault(fmt::format("{}[{}] is {}: expected {}", name, s, cu[s], expected));
-      ok = false;
-    };
-    if (cu[0] != 0) entry(0, "0");
-    for (std::int64_t s = 1; s < cu.count && ok; ++s) {
-      if (cu[s] < cu[s - 1])
-        entry(s, fmt::format("at least the entry before it, {}", cu[s - 1]));
-      else if (cu[s] > tokens)
-        entry(s, fmt::format("at most the number of tokens, {}", tokens));
-    }
-    if (ok && cu[cu.count - 1] != tokens) {
-      entry(cu.count - 1, fmt::format("the number of tokens, {}", tokens));
-    }
-    return ok;
   }
 
   void make_sequences(std::vector<Sequence>& sequences) const {
@@ -355,7 +244,7 @@ class Checker {
   const AttentionInputs& in_;
   const AttentionOptions& options_;
   Problem problem_;
-  std::vector<std::string> faults_;
+  Faults faults_;
 };
 
 }  // namespace
