@@ -91,7 +91,8 @@ AttentionFile::AttentionFile(const std::string& path, const FileRequest& request
     tensors_[info.name] = {info.dtype, info.shape, file.read(info), {}};
   }
   view_attention(request.layout);
-  if (check.used("alpha")) {
+  matching_ = check.matching();
+  if (matching_ == Matching::frozen) {
     view_parameter("alpha", inputs_.alpha, request.alpha, inputs_.q.shape[1]);
     view_parameter("beta", inputs_.beta, request.beta, inputs_.k.shape[1]);
   }
@@ -121,6 +122,31 @@ void AttentionFile::view_parameter(const char* name, ConstView& input, std::opti
     set_view(*t, parameter_shape(t->shape));
   }
   input = t->view;
+}
+
+MatchingReport AttentionFile::match(const AttentionOptions& options, const Exec& exec) {
+  if (!matching_ || matching_ == Matching::frozen) return {};
+  const std::int64_t sequences = inputs_.cu_seqlens_q.given()
+                                     ? std::max<std::int64_t>(inputs_.cu_seqlens_q.count - 1, 0)
+                                     : inputs_.q.shape[0];
+  const auto add = [&](const char* name, std::int64_t heads) -> View {
+    FileTensor t = make_tensor(DType::f32, {sequences, heads, 1, 1}, FileLayout::bhnd);
+    t.shape = {sequences, heads};
+    return (tensors_[name] = std::move(t)).view;
+  };
+  const MatchingOutputs scales = {add("alpha", inputs_.q.shape[1]),
+                                  add("beta", inputs_.k.shape[1])};
+  const MatchingReport report = match_moments(
+      {.q = inputs_.q,
+       .k = inputs_.k,
+       .key_lengths = inputs_.key_lengths,
+       .key_mask = inputs_.key_mask,
+       .cu_seqlens_q = inputs_.cu_seqlens_q,
+       .cu_seqlens_k = inputs_.cu_seqlens_k},
+      scales, {.mode = *matching_, .causal = options.causal, .feature = options.feature}, exec);
+  inputs_.alpha = scales.alpha;
+  inputs_.beta = scales.beta;
+  return report;
 }
 
 void AttentionFile::view_weights(float mix) {

@@ -11,6 +11,7 @@
 
 #include "io/safetensors.h"
 #include "lln/attention.h"
+#include "lln/moments.h"
 
 namespace lln::cli {
 
@@ -38,6 +39,9 @@ struct FileRequest {
   Kind kind = Kind::lln_diag;
   FileLayout layout = FileLayout::bhnd;
   bool backward = false;  // g is needed
+  bool causal = false;
+  Feature feature = Feature::exp;
+  std::optional<Matching> matching;
   std::optional<float> alpha, beta, mix;
 };
 
@@ -52,6 +56,12 @@ class AttentionFile {
   const FileTensor* tensor(const std::string& name) const noexcept;
   const std::vector<std::string>& warnings() const noexcept { return warnings_; }
 
+  // How alpha and beta are set: as requested; otherwise frozen where the file or a flag gives one
+  // of them, per_head where nothing does. None for kinds without them.
+  std::optional<Matching> matching() const noexcept { return matching_; }
+  // Sets alpha and beta, [S, H] and [S, Hk], in every mode but frozen, which has them already.
+  MatchingReport match(const AttentionOptions& options, const Exec& exec);
+
  private:
   FileTensor* find(const std::string& name) noexcept;
   FileTensor& add_per_head(const char* name, float value, std::int64_t heads);
@@ -63,6 +73,7 @@ class AttentionFile {
 
   std::map<std::string, FileTensor> tensors_;
   AttentionInputs inputs_;
+  std::optional<Matching> matching_;
   std::vector<std::string> warnings_;
 };
 

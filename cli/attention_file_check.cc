@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "lln/error.h"
+#include "verb.h"
 
 namespace lln::cli {
 namespace {
@@ -64,6 +65,12 @@ bool AttentionFileCheck::has(std::string_view name) const {
   return used(name) && file_.find(name) != nullptr;
 }
 
+std::optional<Matching> AttentionFileCheck::matching() const {
+  if (!used("alpha")) return std::nullopt;
+  const bool given = request_.alpha || request_.beta || has("alpha") || has("beta");
+  return request_.matching.value_or(given ? Matching::frozen : Matching::per_head);
+}
+
 void AttentionFileCheck::check_all() {
   measure();
   const auto order = [&](Dimension b, Dimension h, Dimension n, Dimension d) {
@@ -76,10 +83,7 @@ void AttentionFileCheck::check_all() {
   required("k", types, {order(batch_, {}, {}, dim_)});
   required("v", types, {order(batch_, heads_k_, tokens_k_, {})});
   if (used("g")) required("g", types, {order(batch_, heads_, tokens_, dim_v_)});
-  if (used("alpha")) {
-    parameter("alpha", request_.alpha.has_value(), {{heads_}, {sequences_, heads_}});
-    parameter("beta", request_.beta.has_value(), {{heads_k_}, {sequences_, heads_k_}});
-  }
+  if (used("alpha")) check_scales();
   if (used("mix")) check_weights();
   optional("key_lengths", kIndexTypes, {{batch_}});
   optional("key_mask", kMaskTypes, {{batch_, tokens_k_}});
@@ -146,6 +150,29 @@ void AttentionFileCheck::missing(const std::string& name, const Names& types, co
                                  const std::string& otherwise) {
   faults_.push_back(fmt::format("{} is missing: expected {} {}{}", name, fmt::join(types, "/"),
                                 to_text(forms), otherwise));
+}
+
+void AttentionFileCheck::check_scales() {
+  const Forms alpha = {{heads_}, {sequences_, heads_}}, beta = {{heads_k_}, {sequences_, heads_k_}};
+  if (matching() == Matching::frozen) {
+    parameter("alpha", request_.alpha.has_value(), alpha);
+    parameter("beta", request_.beta.has_value(), beta);
+    return;
+  }
+  for (const char* name : {"alpha", "beta"}) {
+    if (!has(name)) continue;
+    throw UsageError(fmt::format("{}: tensor {} contradicts --matching {}: use --matching frozen",
+                                 file_.path(), name, to_string(*request_.matching)));
+  }
+  if (request_.matching || (!request_.causal && request_.feature == Feature::exp)) return;
+  const std::string reason =
+      request_.causal ? "their default, --matching per_head, reads the whole sequence, so a causal "
+                        "row would depend on its future"
+                      : "their default, --matching per_head, is for --feature exp";
+  faults_.push_back(fmt::format(
+      "alpha and beta are missing: {}: expected F32 {} and {}, or --alpha and --beta, or "
+      "--matching none",
+      reason, to_text(alpha), to_text(beta)));
 }
 
 void AttentionFileCheck::check_weights() {

@@ -23,6 +23,7 @@ class AttentionFileCheck {
   static bool known(std::string_view name);
   bool used(std::string_view name) const;  // by this kind and operation
   bool has(std::string_view name) const;   // in the file, and used
+  std::optional<Matching> matching() const;
 
  private:
   using Dimension = std::optional<std::int64_t>;  // none: any size
@@ -37,6 +38,7 @@ class AttentionFileCheck {
   void parameter(const std::string& name, bool flag, const Forms& forms);
   void missing(const std::string& name, const Names& types, const Forms& forms,
                const std::string& otherwise);
+  void check_scales();
   void check_weights();
   void check_packing();
 

@@ -13,6 +13,7 @@
 #include "lln/error.h"
 #include "lln/version.h"
 #include "progress.h"
+#include "scales.h"
 #include "verb.h"
 
 namespace lln::cli {
@@ -25,6 +26,7 @@ struct Request {
   std::string layout = "bhnd";
   std::string kernel;
   std::optional<float> alpha, beta, mix;
+  std::string matching;
   bool causal = false;
   bool backward = false;
   int threads = 0;
@@ -44,6 +46,7 @@ AttentionOptions options_of(const Request& request) {
   const std::pair<const char*, bool> idle_flags[] = {
       {"--alpha", request.alpha && !has_lln},
       {"--beta", request.beta && !has_lln},
+      {"--matching", !request.matching.empty() && !has_lln},
       {"--feature", options.feature != Feature::exp && !has_lln},
       {"--mix", request.mix && options.kind != Kind::lln_diag}};
   for (const auto& [flag, idle] : idle_flags) {
@@ -70,6 +73,9 @@ class Results {
     const AttentionInputs& in = file.inputs();
     const Shape o = {in.q.shape[0], in.q.shape[1], in.q.shape[2], in.v.shape[3]};
     out.o = add("o", make_tensor(in.q.dtype, o, layout_));
+    for (const char* name : {"alpha", "beta"}) {
+      if (const FileTensor* scale = file.tensor(name)) used_.emplace_back(name, scale);
+    }
     if (!request.backward) return;
     if (options.kind == Kind::lln || options.kind == Kind::lln_diag) add_saved(in);
     grads.g = file.tensor("g")->view;
@@ -94,12 +100,13 @@ class Results {
   std::vector<io::TensorToWrite> to_write() const {
     std::vector<io::TensorToWrite> list;
     for (const auto& [name, tensor] : tensors_) list.push_back(tensor.to_write(name));
+    for (const auto& [name, tensor] : used_) list.push_back(tensor->to_write(name));
     return list;
   }
 
   std::vector<std::string> names() const {
     std::vector<std::string> list;
-    for (const auto& [name, tensor] : tensors_) list.push_back(name);
+    for (const io::TensorToWrite& tensor : to_write()) list.push_back(tensor.name);
     return list;
   }
 
@@ -123,6 +130,7 @@ class Results {
   FileLayout layout_;
   FileTensor key_lse_, values_;
   std::vector<std::pair<std::string, FileTensor>> tensors_;
+  std::vector<std::pair<std::string, const FileTensor*>> used_;  // alpha and beta, of the file
 };
 
 struct Pass {
@@ -140,10 +148,8 @@ void time_pass(Pass& pass, const Call& call) {
 
 std::vector<Pass> compute(const AttentionFile& file, Results& results,
                           const AttentionOptions& options, const Request& request,
-                          Progress& progress) {
-  ThreadPool threads(request.threads);
-  CountedTasks tasks(threads, progress);
-  const Exec exec{.parallel = &tasks, .kernel = request.kernel};
+                          Progress& progress, Parallel& parallel) {
+  const Exec exec{.parallel = &parallel, .kernel = request.kernel};
   const AttentionInputs& in = file.inputs();
   // Both passes are checked before either runs.
   std::vector<Pass> passes = {{make_problem(in, results.out, options), {}}};
@@ -162,13 +168,15 @@ std::vector<Pass> compute(const AttentionFile& file, Results& results,
   return passes;
 }
 
-void write(const Results& results, const std::vector<Pass>& passes, const Request& request) {
+void write(const Results& results, const std::vector<Pass>& passes, const Scales& scales,
+           const Request& request) {
   io::Metadata metadata = {{"producer", fmt::format("lln {}", build_info().version)}};
   for (const Pass& pass : passes) {
     const std::string op = to_string(pass.problem.op);
     metadata[op + "_problem"] = to_string(pass.problem);
     metadata[op + "_kernel"] = pass.kernel;
   }
+  if (scales.mode) metadata["matching"] = to_string(*scales.mode);
   const NotedSignals signals;
   io::write_safetensors(request.output, results.to_write(), metadata,
                         [&] { return signals.arrived(); });
@@ -177,27 +185,41 @@ void write(const Results& results, const std::vector<Pass>& passes, const Reques
 // What there is to report when all is written.
 struct Outcome {
   std::vector<Pass> passes;
+  Scales scales;
   std::vector<std::string> tensors;
   std::vector<std::string> warnings;
 };
 
-Outcome read_compute_write(const AttentionOptions& options, const Request& request) {
+Outcome read_compute_write(const AttentionOptions& options, std::optional<Matching> matching,
+                           const Request& request) {
   Progress progress("lln run: reading");
-  const AttentionFile file(
-      request.input, {.kind = options.kind,
+  Outcome outcome;
+  const auto warn = [&](const std::string& text) {
+    progress.print(stderr, fmt::format("lln: warning: {}\n", text));
+    outcome.warnings.push_back(text);
+  };
+  AttentionFile file(request.input,
+                     {.kind = options.kind,
                       .layout = request.layout == "bnhd" ? FileLayout::bnhd : FileLayout::bhnd,
                       .backward = request.backward,
+                      .causal = options.causal,
+                      .feature = options.feature,
+                      .matching = matching,
                       .alpha = request.alpha,
                       .beta = request.beta,
                       .mix = request.mix});
-  for (const std::string& text : file.warnings()) {
-    progress.print(stderr, fmt::format("lln: warning: {}\n", text));
-  }
+  for (const std::string& text : file.warnings()) warn(text);
+  ThreadPool threads(request.threads);
+  CountedTasks tasks(threads, progress);
+  progress.stage("lln run: moments");
+  outcome.scales = {file.matching(), file.match(options, {.parallel = &tasks})};
+  if (!outcome.scales.report.clamped.empty()) warn(clamped_text(outcome.scales.report));
   Results results(file, options, request);
-  std::vector<Pass> passes = compute(file, results, options, request, progress);
+  outcome.passes = compute(file, results, options, request, progress, tasks);
+  outcome.tensors = results.names();
   progress.stage("lln run: writing");
-  write(results, passes, request);
-  return {std::move(passes), results.names(), file.warnings()};
+  write(results, outcome.passes, outcome.scales, request);
+  return outcome;
 }
 
 void report(const Outcome& outcome, const Request& request) {
@@ -208,6 +230,7 @@ void report(const Outcome& outcome, const Request& request) {
       json[to_string(pass.problem.op)] = {
           {"problem", to_string(pass.problem)}, {"kernel", pass.kernel}, {"seconds", pass.seconds}};
     }
+    json["matching"] = to_json(outcome.scales);
     json["warnings"] = outcome.warnings;
     print_json(json);
     return;
@@ -215,32 +238,43 @@ void report(const Outcome& outcome, const Request& request) {
   for (const Pass& pass : outcome.passes) {
     fmt::print("{}  {}  {}\n", to_string(pass.problem), pass.kernel, time_text(pass.seconds));
   }
+  if (outcome.scales.mode) fmt::print("alpha and beta: {}\n", to_string(*outcome.scales.mode));
   fmt::print("wrote {}: {}\n", request.output, fmt::join(outcome.tensors, ", "));
 }
 
 int run(const Request& request) {
   const AttentionOptions options = options_of(request);
+  const std::optional<Matching> matching = requested_matching(
+      request.matching, request.alpha.has_value() || request.beta.has_value(), options);
   check_output(request);
-  report(read_compute_write(options, request), request);
+  report(read_compute_write(options, matching, request), request);
   return kOk;
 }
 
 const char* const kFileHelp =
+    "  lln run in.safetensors -o out.safetensors\n"
     "  lln run in.safetensors -o out.safetensors --alpha 2.1 --beta 2.1\n"
     "  lln run in.safetensors -o out.safetensors --kind lln --causal --backward\n\n"
     "Tensors of IN (B batch, H heads, Hk key heads, N tokens, Nk key tokens, S sequences):\n"
     "  q [B,H,N,D]  k [B,Hk,Nk,D]  v [B,Hk,Nk,Dv]      F32, F16 or BF16\n"
     "  g [B,H,N,Dv]                                    dL/do, with --backward\n"
-    "  alpha [H] or [S,H]  beta [Hk] or [S,Hk]         F32; or --alpha, --beta\n"
+    "  alpha [H] or [S,H]  beta [Hk] or [S,Hk]         F32; or --alpha, --beta,\n"
+    "                                                  or --matching\n"
     "  mix [] [1] [H] [H,Dv] [B,H,N]                   F32; or --mix; or lln_weight and\n"
     "                                                  diag_weight of the same shapes\n"
     "  key_lengths [B] I32/I64, or key_mask [B,Nk] BOOL/U8\n"
     "  cu_seqlens [S+1], or cu_seqlens_q and cu_seqlens_k, I32/I64: packed, B = 1\n"
     "With --layout bnhd the dimensions of q, k, v, g and of o, dq, dk, dv are [B,N,H,D].\n"
     "S is B unless packed.\n\n"
-    "Tensors of OUT: o; with --backward also dq, dk, dv in the dtype of q, and in F32 dalpha,\n"
-    "dbeta and dmix (or dlln_weight, ddiag_weight) in the shape of the tensor in IN. A number\n"
-    "from a flag or by default counts as one per head: its gradient is [H] ([Hk] for beta).\n"
+    "--matching none: alpha = beta = 1; paper: one sigma of all q, one of all k, the authors'\n"
+    "constants; per_head: moments of each sequence and key head; frozen: those of IN or of the\n"
+    "flags. Without it: frozen where alpha or beta is given, otherwise per_head. paper and\n"
+    "per_head need --feature exp and no --causal, since they read the whole sequence.\n\n"
+    "Tensors of OUT: o; for LLN the alpha and beta that were used, [S,H] and [S,Hk], or where\n"
+    "frozen in the shape of IN; with --backward also dq, dk, dv in the dtype of q, and in F32\n"
+    "dalpha, dbeta and dmix (or dlln_weight, ddiag_weight) in the shape of what they belong to.\n"
+    "A number from a flag or by default counts as one per head: [H], or [Hk] for beta. dq and\n"
+    "dk hold alpha and beta fixed: no gradient flows through the moments.\n"
     "OUT appears complete or not at all.\n";
 
 }  // namespace
@@ -259,6 +293,8 @@ Verb add_run(CLI::App& program) {
   command->add_option("--mix", request->mix, "Weight of LLN in lln+diagB; 0.5 where not given");
   command->add_option("--alpha", request->alpha, "One number for all query heads");
   command->add_option("--beta", request->beta, "One number for all key heads");
+  command->add_option("--matching", request->matching, "How alpha and beta are set")
+      ->check(CLI::IsMember({"none", "paper", "per_head", "frozen"}));
   command->add_flag("--backward", request->backward, "Gradients as well; needs g");
   command->add_option("--layout", request->layout, "Order of dimensions in both files")
       ->check(CLI::IsMember({"bhnd", "bnhd"}))

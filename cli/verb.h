@@ -39,6 +39,7 @@ Verb add_info(CLI::App& program);
 Verb add_check(CLI::App& program);
 Verb add_explain(CLI::App& program);
 Verb add_run(CLI::App& program);
+Verb add_fit(CLI::App& program);
 Verb add_demo(CLI::App& program, const std::string& program_path);
 
 // Options with one meaning in all verbs.

@@ -5,6 +5,7 @@
 #include "lln/attention.h"
 #include "lln/error.h"
 #include "lln/exec.h"
+#include "lln/moments.h"
 #include "lln/problem.h"
 #include "lln/tensor.h"
 #include "lln/version.h"

@@ -7,14 +7,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "lln/error.h"
+#include "api/faults.h"
 
 namespace lln {
 namespace {
-
-bool is_empty(const Shape& shape) {
-  return std::any_of(shape.begin(), shape.end(), [](std::int64_t size) { return size <= 0; });
-}
 
 class Checker {
  public:
@@ -46,7 +42,7 @@ class Checker {
     input("q", in_.q, in_.q.shape);
     input("k", in_.k, {p.batch, p.heads_k, p.tokens_k, p.dim});
     input("v", in_.v, {p.batch, p.heads_k, p.tokens_k, p.dim_v});
-    for (std::string& fault : problem_faults(p)) faults_.push_back(std::move(fault));
+    for (std::string& fault : problem_faults(p)) faults_.add(std::move(fault));
     if (p.has_lln()) {
       parameter("alpha", in_.alpha, p.heads);
       parameter("beta", in_.beta, p.heads_k);
@@ -55,8 +51,12 @@ class Checker {
     if (in_.key_lengths.given() && in_.key_mask.given()) {
       fault("key_lengths and key_mask are both given: give one");
     }
-    check_key_lengths();
-    check_key_mask();
+    if (in_.key_lengths.given()) {
+      faults_.lengths("key_lengths", in_.key_lengths, p.batch, p.tokens_k, p.device);
+    }
+    if (in_.key_mask.given()) {
+      faults_.mask("key_mask", in_.key_mask, p.batch, p.tokens_k, p.device);
+    }
     check_packing();
   }
 
@@ -66,21 +66,7 @@ class Checker {
   }
 
   void output(const char* name, const View& view, const Shape& shape, DType dtype) {
-    tensor(name, view, shape, dtype);
-    if (is_empty(view.shape)) return;
-    for (int i = 0; i < 4; ++i) {
-      if (view.shape[i] > 1 && view.stride[i] == 0) {
-        fault(fmt::format("{} is written and must not have stride 0 in dimension {} of size {}",
-                          name, i, view.shape[i]));
-      }
-    }
-    for (const auto& [other, data] : placed_) {
-      if (data == view.data) {
-        fault(fmt::format("{} and {} start at the same address: outputs must not overlap", name,
-                          other));
-      }
-    }
-    placed_.emplace_back(name, view.data);
+    faults_.output(name, view, shape, dtype, problem_.device);
   }
 
   void saved(const AttentionSaved& saved) {
@@ -109,18 +95,13 @@ class Checker {
     output(name, gradient, input_view.shape, parameter_type());
   }
 
-  void fault(std::string text) { faults_.push_back(std::move(text)); }
+  void fault(std::string text) { faults_.add(std::move(text)); }
 
   const Problem& problem() const { return problem_; }
   DType parameter_type() const { return problem_.dtype == DType::f64 ? DType::f64 : DType::f32; }
 
   CheckedCall finish() {
-    if (!faults_.empty()) {
-      throw Error(ErrorCode::invalid_argument,
-                  fmt::format("attention_{}: {} fault{} in {}: {}", to_string(problem_.op),
-                              faults_.size(), faults_.size() == 1 ? "" : "s", to_string(problem_),
-                              fmt::join(faults_, "; ")));
-    }
+    faults_.throw_any(fmt::format("attention_{}", to_string(problem_.op)), to_string(problem_));
     CheckedCall checked;
     checked.call.problem = problem_;
     checked.call.options = options_;
@@ -137,100 +118,16 @@ class Checker {
 
  private:
   void input(const char* name, const ConstView& view, const Shape& shape) {
-    tensor(name, view, shape, problem_.dtype);
-    if (!is_empty(view.shape)) placed_.emplace_back(name, view.data);
+    faults_.input(name, view, shape, problem_.dtype, problem_.device);
   }
 
-  void on_device(const char* name, Device device) {
-    if (device == problem_.device) return;
-    fault(fmt::format("{} is on {}: expected {}", name, to_string(device),
-                      to_string(problem_.device)));
-  }
-
-  // Lists of numbers report their first few bad entries and how many more there are.
-  class Entries {
-   public:
-    explicit Entries(Checker& checker) : checker_(checker) {}
-    ~Entries() {
-      if (bad_ > kShown) checker_.fault(fmt::format("and {} more such entries", bad_ - kShown));
-    }
-    Entries(const Entries&) = delete;
-    Entries& operator=(const Entries&) = delete;
-    void add(std::string text) {
-      if (++bad_ <= kShown) checker_.fault(std::move(text));
-    }
-    bool any() const { return bad_ > 0; }
-
-   private:
-    static constexpr std::int64_t kShown = 4;
-    Checker& checker_;
-    std::int64_t bad_ = 0;
-  };
-
-  void tensor(const char* name, const ConstView& view, const Shape& shape, DType dtype) {
-    if (!view.given()) {
-      fault(fmt::format("{} is not given: expected {} of shape {}", name, to_string(dtype),
-                        to_string(shape)));
-      return;
-    }
-    if (view.shape != shape) {
-      fault(fmt::format("{} has shape {}: expected {}", name, to_string(view.shape),
-                        to_string(shape)));
-    }
-    if (view.dtype != dtype) {
-      fault(fmt::format("{} is {}: expected {}", name, to_string(view.dtype), to_string(dtype)));
-    }
-    on_device(name, view.device);
-    if (is_empty(view.shape)) return;
-    if (view.data == nullptr) fault(fmt::format("{} has elements but its data is null", name));
-    if (view.shape[3] > 1 && view.stride[3] != 1) {
-      fault(fmt::format("{} has stride {} between channels: expected 1", name, view.stride[3]));
-    }
-    if (reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) != 0) {
-      fault(fmt::format("{} starts at an address that is not a multiple of {} bytes", name,
-                        size_of(view.dtype)));
-    }
-  }
-
-  // alpha and beta: [sequences or 1, heads or 1, 1, 1], finite.
   void parameter(const char* name, const ConstView& view, std::int64_t heads) {
-    const std::int64_t sequences = problem_.sequences;
-    if (!view.given()) {
-      fault(fmt::format("{} is not given: LLN needs it, {} of shape [{} or 1, {} or 1, 1, 1]", name,
-                        to_string(parameter_type()), sequences, heads));
+    if (view.given()) {
+      faults_.parameter(name, view, problem_.sequences, heads, parameter_type(), problem_.device);
       return;
     }
-    const Shape& s = view.shape;
-    if ((s[0] != sequences && s[0] != 1) || (s[1] != heads && s[1] != 1) || s[2] != 1 ||
-        s[3] != 1) {
-      fault(fmt::format("{} has shape {}: expected [{} or 1, {} or 1, 1, 1]", name, to_string(s),
-                        sequences, heads));
-      return;
-    }
-    if (parameter_memory(name, view)) finite(name, view);
-  }
-
-  void finite(const char* name, const ConstView& view) {
-    Entries entries(*this);
-    for (std::int64_t b = 0; b < view.shape[0]; ++b) {
-      for (std::int64_t h = 0; h < view.shape[1]; ++h) {
-        for (std::int64_t n = 0; n < view.shape[2]; ++n) {
-          for (std::int64_t c = 0; c < view.shape[3]; ++c) {
-            const double value = element(view, b, h, n, c);
-            if (std::isfinite(value)) continue;
-            entries.add(fmt::format("{}[{}, {}, {}, {}] is {}: expected a finite number", name, b,
-                                    h, n, c, value));
-          }
-        }
-      }
-    }
-  }
-
-  // dtype, device and address of an alpha, beta or weight tensor whose shape is right.
-  bool parameter_memory(const char* name, const ConstView& view) {
-    const std::size_t before = faults_.size();
-    tensor(name, view, view.shape, parameter_type());
-    return faults_.size() == before && view.device.kind == DeviceKind::cpu;
+    fault(fmt::format("{} is not given: LLN needs it, {} of shape [{} or 1, {} or 1, 1, 1]", name,
+                      to_string(parameter_type()), problem_.sequences, heads));
   }
 
   void check_weights() {
@@ -256,7 +153,10 @@ class Checker {
     for (const Shape& form : forms) {
       if (view.shape != form) continue;
       // Weights per token are data, not parameters: NaN there stays in its row.
-      if (parameter_memory(name, view) && (view.shape[2] == 1 || p.tokens == 1)) finite(name, view);
+      if (faults_.tensor(name, view, form, parameter_type(), p.device) &&
+          (form[2] == 1 || p.tokens == 1)) {
+        faults_.finite(name, view);
+      }
       return;
     }
     fault(
@@ -266,36 +166,6 @@ class Checker {
                     to_string(forms[2]), to_string(forms[3])));
   }
 
-  void check_key_lengths() {
-    const IndexView& lengths = in_.key_lengths;
-    if (!lengths.given()) return;
-    if (lengths.count != problem_.batch) {
-      fault(fmt::format("key_lengths has {} entries: expected one per batch element, {}",
-                        lengths.count, problem_.batch));
-      return;
-    }
-    on_device("key_lengths", lengths.device);
-    Entries entries(*this);
-    for (std::int64_t b = 0; b < lengths.count; ++b) {
-      if (lengths[b] < 0 || lengths[b] > problem_.tokens_k) {
-        entries.add(fmt::format("key_lengths[{}] is {}: expected 0 to {}", b, lengths[b],
-                                problem_.tokens_k));
-      }
-    }
-  }
-
-  void check_key_mask() {
-    const MaskView& mask = in_.key_mask;
-    if (!mask.given()) return;
-    on_device("key_mask", mask.device);
-    if (mask.shape[0] != problem_.batch || mask.shape[1] != problem_.tokens_k) {
-      fault(fmt::format("key_mask has shape [{}, {}]: expected [{}, {}]", mask.shape[0],
-                        mask.shape[1], problem_.batch, problem_.tokens_k));
-    } else if (mask.data == nullptr && mask.shape[0] * mask.shape[1] > 0) {
-      fault("key_mask has elements but its data is null");
-    }
-  }
-
   void check_packing() {
     const Problem& p = problem_;
     if (!p.packed) return;
@@ -303,7 +173,7 @@ class Checker {
       fault("cu_seqlens_k is given without cu_seqlens_q");
       return;
     }
-    const bool q_ok = cumulative("cu_seqlens_q", in_.cu_seqlens_q, p.tokens);
+    const bool q_ok = faults_.cumulative("cu_seqlens_q", in_.cu_seqlens_q, p.tokens, p.device);
     const IndexView& k = in_.cu_seqlens_k;
     if (!k.given()) {
       if (p.tokens != p.tokens_k) {
@@ -312,7 +182,7 @@ class Checker {
       }
       return;
     }
-    const bool k_ok = cumulative("cu_seqlens_k", k, p.tokens_k);
+    const bool k_ok = faults_.cumulative("cu_seqlens_k", k, p.tokens_k, p.device);
     if (!q_ok || !k_ok) return;
     if (k.count != in_.cu_seqlens_q.count) {
       fault(fmt::format("cu_seqlens_q has {} entries and cu_seqlens_k {}: expected as many",
@@ -329,30 +199,6 @@ class Checker {
         return;
       }
     }
-  }
-
-  bool cumulative(const char* name, const IndexView& cu, std::int64_t tokens) {
-    if (cu.count < 1) {
-      fault(fmt::format("{} is empty: expected sequences + 1 entries", name));
-      return false;
-    }
-    on_device(name, cu.device);
-    Entries entries(*this);
-    const auto bad = [&](std::int64_t s, const std::string& expected) {
-      entries.add(fmt::format("{}[{}] is {}: expected {}", name, s, cu[s], expected));
-    };
-    if (cu[0] != 0) bad(0, "0");
-    for (std::int64_t s = 1; s < cu.count; ++s) {
-      if (cu[s] < cu[s - 1]) {
-        bad(s, fmt::format("at least the entry before it, {}", cu[s - 1]));
-      } else if (cu[s] > tokens) {
-        bad(s, fmt::format("at most the number of tokens, {}", tokens));
-      }
-    }
-    if (!entries.any() && cu[cu.count - 1] != tokens) {
-      bad(cu.count - 1, fmt::format("the number of tokens, {}", tokens));
-    }
-    return !entries.any();
   }
 
   void make_sequences(std::vector<Sequence>& sequences) const {
@@ -390,8 +236,7 @@ class Checker {
   const AttentionInputs& in_;
   const AttentionOptions& options_;
   Problem problem_;
-  std::vector<std::string> faults_;
-  std::vector<std::pair<const char*, const void*>> placed_;  // tensors seen so far
+  Faults faults_;
 };
 
 }  // namespace

@@ -18,7 +18,7 @@ import unittest
 import safetensors_file
 from program import PROGRAM, Scratch, lln
 
-VERBS = ["info", "check", "explain", "run", "demo"]
+VERBS = ["info", "check", "explain", "run", "fit", "demo"]
 
 
 def one_gib():
@@ -78,8 +78,11 @@ class ExitCodes(Scratch):
         self.assert_error(2, "usage", "check", "no case has this text")
         self.assert_error(2, "usage", "demo", "--max-n", "many")
         self.assert_error(2, "usage", "demo", "--max-n", 16)
+        self.assert_error(2, "usage", "fit", "--dim", 0)
+        self.assert_error(2, "usage", "fit", "--range", 2, 1)
+        self.assert_error(2, "usage", "fit", "--samples", 2)
         for option, value in [("--kind", "lln+diag"), ("--feature", "cosine"), ("--alpha", "big"),
-                              ("--layout", "dnhb"), ("--threads", -1)]:
+                              ("--layout", "dnhb"), ("--threads", -1), ("--matching", "ema")]:
             self.assert_error(2, "usage", "run", "in", "-o", self.path("out"), option, value)
 
     def test_no_verb_shows_the_help(self):
@@ -90,7 +93,8 @@ class ExitCodes(Scratch):
     def test_flags_that_play_no_part(self):
         for arguments in [("--kind", "lln", "--mix", 0.5), ("--kind", "softmax", "--alpha", 1),
                           ("--kind", "diag8", "--beta", 1),
-                          ("--kind", "softmax", "--feature", "elu")]:
+                          ("--kind", "softmax", "--feature", "elu"),
+                          ("--kind", "diag8", "--matching", "none")]:
             self.assert_error(2, "usage", "run", "in", "-o", self.path("out"), *arguments)
 
     def test_input(self):
@@ -190,6 +194,43 @@ class Demo(unittest.TestCase):
             self.assertGreater(result["rows"][0][kind]["seconds"], 0)
             self.assertGreaterEqual(result["rows"][0][kind]["bytes"], 4 * 4 * 512 * 64 * 4)
         self.assertEqual(result["rows"][0]["matrix_bytes"], 4 * 512 * 512 * 4)
+
+
+class Fit(unittest.TestCase):
+    FEW = ["fit", "--dim", 32, "--samples", 48, "--seed", 5]
+
+    def test_the_line_is_that_of_the_library(self):
+        result = json.loads(lln(*self.FEW, "--json").stdout)
+        self.assertEqual((result["tokens"], result["range"], result["samples"]),
+                         (512, [0.75, 3], 48))
+        fit = result["results"][0]
+        self.assertEqual(fit["dim"], 32)
+        # Seeds differ by about 3% at this number of samples.
+        self.assertAlmostEqual(fit["a"] / fit["library"]["a"], 1, delta=0.08)
+        self.assertAlmostEqual(fit["b"], fit["library"]["b"], delta=0.06)
+        points = fit["points"]
+        self.assertEqual(len(points), 48)
+        self.assertTrue(all(2 * 0.74**2 < p["t"] < 2 * 3.02**2 for p in points))
+        squares = [(p["variance"] - fit["a"] * p["t"] - fit["b"]) ** 2 for p in points]
+        self.assertAlmostEqual(fit["residual"], (sum(squares) / 48) ** 0.5, places=9)
+        slope_error = sum((p["variance"] - fit["a"] * p["t"] - fit["b"]) * p["t"] for p in points)
+        self.assertAlmostEqual(slope_error, 0, places=6)  # the least squares
+
+    def test_seed_decides_and_threads_do_not(self):
+        few = ["fit", "--dim", 8, "--samples", 10, "--tokens", 300, "--json"]
+        one = lln(*few, "--threads", 1).stdout
+        self.assertEqual(lln(*few, "--threads", 3).stdout, one)
+        self.assertNotEqual(lln(*few, "--seed", 2).stdout, one)
+
+    def test_table_and_plot(self):
+        text = lln("fit", "--dim", 16, 40, "--samples", 12, "--tokens", 64).stdout
+        self.assertRegex(text, r"\n   dim +a +b +residual .*\n +16 .*\n +40 .*\n\n")
+        self.assertIn("a dim 16, b dim 40", text)
+        self.assertLessEqual(max(map(len, text.splitlines())), 100)
+
+    def test_weights_below_f32_are_an_error(self):
+        done = lln("fit", "--dim", 1, "--samples", 4, "--tokens", 64, "--range", 15, 20, expect=3)
+        self.assertIn("dim 1: a weight fell below what f32 holds", done.stderr)
 
 
 class Terminal(Scratch):

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import signal
+import statistics
 import subprocess
 import time
 import unittest
@@ -39,7 +40,7 @@ class Forward(Scratch):
         )
 
     def assert_output(self, found, expected, dtype="F32", tolerance=1e-6):
-        self.assertEqual(list(found), ["o"])
+        self.assertIn(sorted(found), (["o"], ["alpha", "beta", "o"]))
         self.assertEqual(found["o"][:2], (dtype, [2, 2, 5, 4]))
         self.assert_close(found["o"][2], expected, tolerance, "o")
 
@@ -129,6 +130,7 @@ class Forward(Scratch):
                    1, "--json")
         result = json.loads(done.stdout)
         self.assertEqual(result["tensors"], ["o"])
+        self.assertIsNone(result["matching"])
         self.assertEqual(len(result["warnings"]), 2)
         self.assertIn("warning: ", done.stderr)
         self.assertIn("tensor 'colour' is not known", done.stderr)
@@ -141,6 +143,120 @@ class Forward(Scratch):
         text = lln("run", self.path("in"), "-o", self.path("out"), "--kind", "softmax").stdout
         self.assertIn(metadata["forward_problem"], text)
         self.assertIn("wrote " + self.path("out") + ": o\n", text)
+
+
+class Matching(Scratch):
+    AUTHORS = (0.14855178144710912, -0.35487039130661086)
+
+    def setUp(self):
+        super().setUp()
+        self.tensors = {"q": self.normal(2, 4, 6, 3), "k": self.normal(2, 2, 6, 3),
+                        "v": self.normal(2, 2, 6, 4)}
+
+    def report(self, *arguments, **changes):
+        safetensors_file.write(self.path("in"), {**self.tensors, **changes})
+        done = lln("run", self.path("in"), "-o", self.path("out"), *arguments, "--json")
+        tensors, metadata = safetensors_file.read(self.path("out"))
+        result = json.loads(done.stdout)
+        self.assertEqual(metadata["matching"], result["matching"]["mode"])
+        return tensors, result
+
+    def scales(self, q, k, a, b):
+        share = math.sqrt((statistics.variance(q) * statistics.variance(k) - b) / (2 * a))
+        return share / statistics.stdev(q), share / statistics.stdev(k)
+
+    def test_per_head_is_the_default_and_is_written(self):
+        found, result = self.report("--kind", "lln")
+        self.assertEqual(result["matching"]["mode"], "per_head")
+        self.assertEqual(result["matching"]["clamped"], [])
+        constants = result["matching"]["constants"]
+        self.assertEqual(found["alpha"][:2], ("F32", [2, 4]))
+        self.assertEqual(found["beta"][:2], ("F32", [2, 2]))
+        q, k = self.tensors["q"][2], self.tensors["k"][2]
+        for pair in range(4):  # (sequence, key head); two query heads share it
+            alpha, beta = self.scales(q[pair * 36 : pair * 36 + 36], k[pair * 18 : pair * 18 + 18],
+                                      constants["a"], constants["b"])
+            self.assert_close(found["alpha"][2][2 * pair : 2 * pair + 2], [alpha, alpha], 1e-5,
+                              "alpha")
+            self.assert_close(found["beta"][2][pair : pair + 1], [beta], 1e-5, "beta")
+        scales = {"alpha": found["alpha"], "beta": found["beta"]}
+        again = self.run_file({**self.tensors, **scales}, "--kind", "lln")
+        self.assertEqual(again, found)
+
+    def test_paper_and_none(self):
+        found, result = self.report("--matching", "paper")
+        alpha, beta = self.scales(self.tensors["q"][2], self.tensors["k"][2], *self.AUTHORS)
+        self.assert_close(found["alpha"][2], [alpha] * 8, 1e-5, "alpha")
+        self.assert_close(found["beta"][2], [beta] * 4, 1e-5, "beta")
+        self.assertEqual(result["matching"]["constants"], dict(zip("ab", self.AUTHORS)))
+        found, result = self.report("--matching", "none", "--causal", "--feature", "elu")
+        self.assertEqual((found["alpha"][2], found["beta"][2]), ([1] * 8, [1] * 4))
+        self.assertIsNone(result["matching"]["constants"])
+        given = self.run_file(self.tensors, "--alpha", 1, "--beta", 1, "--causal", "--feature",
+                              "elu")
+        self.assertEqual(found["o"], given["o"])
+
+    def test_frozen_is_what_is_given(self):
+        for flag in ([], ["--matching", "frozen"]):
+            found, result = self.report("--alpha", 1.5, *flag, "--causal",
+                                        beta=("F32", [2], [2, 3]))
+            self.assertEqual(result["matching"]["mode"], "frozen")
+            self.assertEqual(found["alpha"], ("F32", [4], [1.5] * 4))
+            self.assertEqual(found["beta"], ("F32", [2], [2, 3]))
+
+    def test_frozen_needs_both(self):
+        text = self.run_file(self.tensors, "--matching", "frozen", expect=3)
+        self.assertIn("2 faults: alpha is missing: expected F32 [4] or [2, 4], or --alpha; "
+                      "beta is missing", text)
+
+    def test_padding_and_packing(self):
+        padded, _ = self.report(key_lengths=("I32", [2], [6, 4]))
+        whole, _ = self.report()
+        self.assertEqual(padded["alpha"][2][:4], whole["alpha"][2][:4])
+        self.assertNotEqual(padded["alpha"][2][4:], whole["alpha"][2][4:])
+        tensors = {n: ("F32", [1, 1, 6, 3], self.normal(1, 1, 6, 3)[2]) for n in "qkv"}
+        found = self.run_file({**tensors, "cu_seqlens": ("I32", [3], [0, 4, 6])}, "--kind", "lln")
+        self.assertEqual((found["alpha"][1], found["beta"][1]), ([2, 1], [2, 1]))
+
+    def test_gradients_of_matched_scales(self):
+        found, _ = self.report("--backward", g=self.normal(2, 4, 6, 4))
+        self.assertEqual((found["dalpha"][1], found["dbeta"][1]), ([2, 4], [2, 2]))
+        given, _ = self.report("--backward", g=self.normal(2, 4, 6, 4), alpha=found["alpha"],
+                               beta=found["beta"])
+        self.assertEqual(sorted(given), sorted(found))
+
+    def test_heads_that_meet_a_limit_are_named(self):
+        k = list(self.tensors["k"][2])
+        k[54:72] = [0.25] * 18
+        _, result = self.report(k=("F32", [2, 2, 6, 3], k))
+        self.assertEqual(result["matching"]["clamped"],
+                         [{"sequence": 1, "head_k": 1, "sigma_q": False, "sigma_k": True,
+                           "target": False}])
+        self.assertIn("limits set alpha and beta of 1 pair, first sequence 1, key head 1: "
+                      "sigma of k counts as 1e-4", result["warnings"][-1])
+
+    def test_contradictions_are_usage_errors(self):
+        beta = {**self.tensors, "beta": ("F32", [2], [1, 1])}
+        for tensors, arguments, expected in [
+            (self.tensors, ["--alpha", 1],
+             "per_head sets alpha and beta itself: leave out --alpha"),
+            (self.tensors, ["--causal"],
+             "reads the whole sequence, so with --causal a row would depend on its"),
+            (self.tensors, ["--feature", "relu"],
+             "is for --feature exp, found relu: give alpha and beta, or use"),
+            (beta, [], "tensor beta contradicts --matching per_head: use --matching frozen"),
+        ]:
+            text = self.run_file(tensors, "--matching", "per_head", *arguments, expect=2)
+            self.assertIn(expected, text)
+
+    def test_causal_and_other_features_ask_for_scales(self):
+        text = self.run_file(self.tensors, "--causal", expect=3)
+        self.assertIn("alpha and beta are missing: their default, --matching per_head, reads the "
+                      "whole sequence", text)
+        self.assertIn("expected F32 [4] or [2, 4] and [2] or [2, 2], or --alpha and --beta, or "
+                      "--matching none", text)
+        text = self.run_file(self.tensors, "--feature", "elu", expect=3)
+        self.assertIn("is for --feature exp", text)
 
 
 class Backward(Scratch):
@@ -178,7 +294,8 @@ class Backward(Scratch):
         for causal in (False, True):
             found = self.run_file(self.tensors, "--kind", "lln+diag2", "--backward",
                                   *(["--causal"] if causal else []))
-            self.assertEqual(sorted(found), ["dalpha", "dbeta", "dk", "dmix", "dq", "dv", "o"])
+            self.assertEqual(sorted(found), ["alpha", "beta", "dalpha", "dbeta", "dk", "dmix", "dq",
+                                             "dv", "o"])
             for name in ("q", "k", "v", "alpha", "beta", "mix"):
                 self.assertEqual(found["d" + name][:2], ("F32", list(self.tensors[name][1])))
                 self.assert_close(found["d" + name][2], self.differences(name, values, causal),

@@ -1,0 +1,65 @@
+// Checks and texts of the modes of --matching.
+// SPDX-License-Identifier: Apache-2.0
+#include "scales.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <vector>
+
+namespace lln::cli {
+
+std::optional<Matching> requested_matching(const std::string& name, bool given,
+                                           const AttentionOptions& options) {
+  if (name.empty()) return std::nullopt;
+  const Matching mode = parse_matching(name);
+  if (mode == Matching::frozen) return mode;
+  const auto contradiction = [&](const std::string& text) {
+    return UsageError(fmt::format("--matching {} {}", name, text));
+  };
+  if (given) {
+    throw contradiction("sets alpha and beta itself: leave out --alpha and --beta, or use frozen");
+  }
+  if (mode == Matching::none) return mode;
+  if (options.causal) {
+    throw contradiction(
+        "reads the whole sequence, so with --causal a row would depend on its future: give alpha "
+        "and beta, or use --matching none");
+  }
+  if (options.feature != Feature::exp) {
+    throw contradiction(
+        fmt::format("is for --feature exp, found {}: give alpha and beta, or use --matching none",
+                    to_string(options.feature)));
+  }
+  return mode;
+}
+
+std::string clamped_text(const MatchingReport& report) {
+  const ClampedHead& first = report.clamped.front();
+  const auto index = [](std::int64_t i) { return i < 0 ? "all" : std::to_string(i); };
+  std::vector<std::string> limits;
+  if (first.sigma_q) limits.emplace_back("sigma of q counts as 1e-4");
+  if (first.sigma_k) limits.emplace_back("sigma of k counts as 1e-4");
+  if (first.target) limits.emplace_back("the log-variance of softmax is out of reach");
+  return fmt::format("limits set alpha and beta of {} pair{}, first sequence {}, key head {}: {}",
+                     report.clamped.size(), report.clamped.size() == 1 ? "" : "s",
+                     index(first.sequence), index(first.head_k), fmt::join(limits, ", "));
+}
+
+Json to_json(const Scales& scales) {
+  if (!scales.mode) return nullptr;
+  Json clamped = Json::array();
+  for (const ClampedHead& c : scales.report.clamped) {
+    clamped.push_back({{"sequence", c.sequence},
+                       {"head_k", c.head_k},
+                       {"sigma_q", c.sigma_q},
+                       {"sigma_k", c.sigma_k},
+                       {"target", c.target}});
+  }
+  Json constants;  // null where the mode uses none
+  const MatchingConstants& line = scales.report.constants;
+  if (line.a > 0) constants = {{"a", line.a}, {"b", line.b}};
+  return {{"mode", to_string(*scales.mode)}, {"constants", constants}, {"clamped", clamped}};
+}
+
+}  // namespace lln::cli
