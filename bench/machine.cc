@@ -23,7 +23,7 @@ double seconds_since(Clock::time_point start) {
 }
 
 constexpr std::int64_t kRoundsPerTask = 500;  // about 20 us: 48000 vector instructions
-constexpr int kTasksAtFirst = 4;              // per thread, to learn how long a task takes
+constexpr int kTasksPerRegion = 32;           // and thread: threads meet as rarely as in a kernel
 
 double seconds_of_chains(Parallel& threads, std::int64_t tasks) {
   volatile float sink = 0;
@@ -63,11 +63,13 @@ std::string cpu_name() {
 }
 
 double fma_peak(Parallel& threads, double seconds) {
-  const std::int64_t trial = kTasksAtFirst * threads.workers();
-  const double task_seconds = seconds_of_chains(threads, trial) / static_cast<double>(trial);
-  const std::int64_t tasks = std::max(trial, static_cast<std::int64_t>(seconds / task_seconds));
-  const auto flops = static_cast<double>(tasks * kRoundsPerTask * flops_per_round());
-  return flops / seconds_of_chains(threads, tasks);
+  const std::int64_t tasks = kTasksPerRegion * threads.workers();
+  double done = 0, elapsed = 0;
+  while (elapsed < seconds || done == 0) {
+    elapsed += seconds_of_chains(threads, tasks);
+    done += static_cast<double>(tasks * kRoundsPerTask * flops_per_round());
+  }
+  return done / elapsed;
 }
 
 double copy_bandwidth(Parallel& threads, double seconds) {

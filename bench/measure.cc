@@ -1,5 +1,5 @@
 // The order of samples: peak, a batch of calls, peak, a batch of calls, ..., peak. Each batch is
-// held against the mean of the two peaks around it.
+// held against the two peaks around it.
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/measure.h"
 
@@ -18,11 +18,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr double kBatchSeconds = 0.02;      // calls between two peaks, at least one
-constexpr double kWarmSeconds = 0.05;       // at least one call
-constexpr double kLeastPeakSeconds = 2e-3;  // long enough to average over the scheduler's ticks
-constexpr double kMostPeakSeconds = 0.05;
-constexpr double kPeakShare = 0.1;  // of the batch that stands beside it
+constexpr double kBatchSeconds = 0.02;  // calls between two peaks, at least one
+constexpr double kWarmSeconds = 0.05;   // at least one call
+constexpr double kMostPeakSeconds = 0.2;
 constexpr int kLeastBatches = 3;
 constexpr double kPatience = 5;  // times the seconds asked for, also with fewer batches
 
@@ -72,9 +70,8 @@ Result measure(const Problem& problem, Parallel& threads, double seconds, double
   ProblemData data(problem, threads);
   result.workspace_bytes = data.workspace_bytes();
   const double call_seconds = warm_up(data);
-  const double batch_seconds = std::max(kBatchSeconds, call_seconds);
-  const double peak_seconds =
-      std::clamp(kPeakShare * batch_seconds, kLeastPeakSeconds, kMostPeakSeconds);
+  // As long as a batch: on a busy machine both then lose as many time slices to others.
+  const double peak_seconds = std::clamp(call_seconds, kBatchSeconds, kMostPeakSeconds);
 
   std::vector<double> times, ratios;
   const auto start = Clock::now();
@@ -88,7 +85,7 @@ Result measure(const Problem& problem, Parallel& threads, double seconds, double
     } while (seconds_since(batch_start) < kBatchSeconds);
     const double before = result.peaks.back();
     result.peaks.push_back(fma_peak(threads, peak_seconds));
-    const double peak = (before + result.peaks.back()) / 2;
+    const double peak = 2 / (1 / before + 1 / result.peaks.back());  // the mean of their times
     const double floor = std::max(result.cost.bytes / bandwidth, result.cost.flops / peak);
     for (std::size_t i = first; i < times.size(); ++i) ratios.push_back(times[i] / floor);
   }

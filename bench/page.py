@@ -31,7 +31,7 @@ in one run of it.
 - A bandwidth is that of memory: problems that stay in the cache may be faster than the first term
   of the floor says.
 - `lln bench --compare FILE` holds a machine against its own recorded results and fails where a ratio
-  is worse by more than 1.25 times, which is above what two runs on a busy machine differ by.
+  is worse by more than 1.25 times (`--tolerance`).
 
 To measure this machine: `make bench`.
 """

@@ -11,7 +11,7 @@ import re
 import sys
 
 CPP = {".h", ".cc", ".cu", ".cuh"}
-SOURCE_FOLDERS = ("include", "src", "cli", "conformance", "tests", "examples", "tools", "bench",
+SOURCE_FOLDERS = ("include", "src", "cli", "conformance", "tests", "examples", "tools", "bench", "fuzz",
                   "lln_torch", "python")
 LINE_LIMIT = 500
 LINE_LIMIT_FOLDERS = ("include", "src", "cli", "conformance", "bench", "tests", "lln_torch")
