@@ -110,6 +110,7 @@ def machine_text(machine):
 def section(name, report):
     peers = {r.get("peer", OURS) for r in report["results"]}
     lines = [f"## {name}", "", machine_text(report["machine"]) + ".", "", f"    {report['command']}", ""]
+    lines += [report["note"], ""] if "note" in report else []
     lines += table(report)
     if peers - {OURS}:
         lines += ["", "Behind each peer its time over ours.", ""]

@@ -28,7 +28,7 @@ PROBLEM = re.compile(
     r"(?P<op>forward|backward|train):(?P<dtype>f32|f16|bf16):cpu:b(?P<b>\d+)h(?P<h>\d+)(?:k(?P<k>\d+))?"
     r"n(?P<n>\d+)(?:m(?P<m>\d+))?d(?P<d>\d+)(?:v(?P<v>\d+))?:(?P<kind>lln|softmax)(?P<causal>:causal)?")
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-LONG_CALL = 2.0  # seconds: calls that take longer are measured once after the warm-up
+LONG_CALL = 2.0  # seconds: a call that takes longer is measured once, without a warm-up
 
 
 def softmax_attention(q, k, v, alpha, beta, causal):
@@ -92,15 +92,17 @@ def make_call(function, problem):
 
 
 def sample(call, seconds):
-    """Milliseconds of calls after a warm-up."""
+    """Milliseconds of calls after a warm-up, in order of size."""
     def timed():
         start = time.perf_counter()
         call()
         return time.perf_counter() - start
 
     first = timed()
-    times, start = [timed()], time.perf_counter()
-    while first < LONG_CALL and (time.perf_counter() - start < seconds or len(times) < 3):
+    if first > LONG_CALL:
+        return [1e3 * first]
+    times, start = [], time.perf_counter()
+    while len(times) < 3 or time.perf_counter() - start < seconds:
         times.append(timed())
     return sorted(1e3 * t for t in times)
 
@@ -142,7 +144,7 @@ def read_problems(arguments):
 def command_text(arguments):
     words = ["python3 bench/peers/cpu.py", *arguments.problem]
     words += ["--set", str(arguments.set)] if arguments.set else []
-    return " ".join(words)
+    return " ".join(words + ["--seconds", f"{arguments.seconds:g}"])
 
 
 def parse_arguments():
@@ -153,6 +155,7 @@ def parse_arguments():
     parser.add_argument("--threads", type=int, default=0, help="0: one per hardware thread")
     parser.add_argument("--seconds", type=float, default=1.0, help="time for each problem and peer")
     parser.add_argument("--output", type=pathlib.Path, help="where the JSON goes (default: standard output)")
+    parser.add_argument("--note", help="a sentence about the run, for the page")
     arguments = parser.parse_args()
     if not pathlib.Path(arguments.program).is_file():
         parser.error(f"no program at {arguments.program}: make build, or --program PATH")
@@ -177,7 +180,10 @@ def main():
     machine = {**machines[0], "torch": torch.__version__}
     for key in ("fma_peak_gflops", "copy_gbs"):
         machine[key] = statistics.median(m[key] for m in machines)
-    text = json.dumps({"command": command_text(arguments), "machine": machine, "results": results}, indent=1) + "\n"
+    report = {"command": command_text(arguments), "machine": machine, "results": results}
+    if arguments.note:
+        report["note"] = arguments.note
+    text = json.dumps(report, indent=1) + "\n"
     if arguments.output:
         part = arguments.output.with_name(arguments.output.name + ".part")
         part.write_text(text, encoding="utf-8")

@@ -34,7 +34,7 @@ ALLOWED_INCLUDES = {
 }
 SYSTEM_FOLDERS = ("cli", "src/io", "src/cpu", "src/cuda")
 TORCH = {"torch", "ATen", "c10"}
-NO_TORCH_FOLDERS = ("include", "src", "cli", "conformance")
+NO_TORCH_FOLDERS = ("include", "src", "cli", "conformance", "bench")
 
 # The core reports by Error alone: it never prints, ends the program or reads the environment.
 SILENT_FOLDERS = ("include", "src")
