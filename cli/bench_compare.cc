@@ -17,6 +17,8 @@
 namespace lln::cli {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 const char* verdict(const bench::Result& result, const EarlierResults& earlier, double tolerance) {
   if (!earlier.has(result)) return "new";
   return earlier.regressed(result, tolerance) ? "regressed" : "ok";

@@ -4,11 +4,11 @@
 #pragma once
 
 #include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
 #include "bench/measure.h"
-#include "verb.h"
 
 namespace lln::cli {
 
@@ -36,7 +36,7 @@ std::size_t problem_width(const std::vector<bench::Result>& results);
 // One line per result: both ratios, their quotient and the verdict.
 std::string comparison_text(const std::vector<bench::Result>& results,
                             const EarlierResults& earlier, double tolerance);
-Json comparison_json(const std::vector<bench::Result>& results, const EarlierResults& earlier,
-                     double tolerance);
+nlohmann::ordered_json comparison_json(const std::vector<bench::Result>& results,
+                                       const EarlierResults& earlier, double tolerance);
 
 }  // namespace lln::cli

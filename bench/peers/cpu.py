@@ -5,7 +5,8 @@ one run, with the JSON of `lln bench` as output and the name of the peer in ever
     python3 bench/peers/cpu.py --set bench/sets/cpu.txt --output bench/results/cpu.json
 
 Peers that do not know a problem are left out of it: SDPA runs the softmax attention of the same
-shapes; the LLN peers take bidirectional LLN with exp features. Neither takes masks or packing.
+shapes, where that takes seconds and not minutes; the LLN peers take bidirectional LLN with exp
+features. Neither takes masks or packing.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -29,6 +30,7 @@ PROBLEM = re.compile(
     r"n(?P<n>\d+)(?:m(?P<m>\d+))?d(?P<d>\d+)(?:v(?P<v>\d+))?:(?P<kind>lln|softmax)(?P<causal>:causal)?")
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 LONG_CALL = 2.0  # seconds: a call that takes longer is measured once, without a warm-up
+MOST_FLOPS = 1e12  # of softmax attention: more than ten seconds on a small machine
 
 
 def softmax_attention(q, k, v, alpha, beta, causal):
@@ -58,17 +60,28 @@ def lln_features(q, k, v, alpha, beta, causal):
     return (phi_q @ (phi_k.transpose(2, 3) @ v)) / (phi_q @ phi_k.sum(2).unsqueeze(3))
 
 
+def softmax_flops(size, training):
+    pairs = size["b"] * size["h"] * size["n"] * size["m"]
+    return (3.5 if training else 1) * 2 * pairs * (size["d"] + size["v"])
+
+
+def sizes_of(problem):
+    return {name: int(problem[name] or problem[other]) for name, other in
+            (("b", "b"), ("h", "h"), ("k", "h"), ("n", "n"), ("m", "n"), ("d", "d"), ("v", "d"))}
+
+
 def peers_of(problem):
-    """Name -> function, for what the peers know of this problem."""
-    peers = {"torch-sdpa": softmax_attention}
+    """Name -> function, for what the peers know of this problem and can do in reasonable time."""
+    peers = {}
+    if softmax_flops(sizes_of(problem), problem["op"] != "forward") <= MOST_FLOPS:
+        peers["torch-sdpa"] = softmax_attention
     if problem["kind"] == "lln" and not problem["causal"]:
         peers.update({"torch-lln": lln_identity, "torch-lln-features": lln_features})
     return peers
 
 
 def make_call(function, problem):
-    size = {name: int(problem[name] or problem[other]) for name, other in
-            (("b", "b"), ("h", "h"), ("k", "h"), ("n", "n"), ("m", "n"), ("d", "d"), ("v", "d"))}
+    size = sizes_of(problem)
     dtype, training = DTYPES[problem["dtype"]], problem["op"] != "forward"
     generator = torch.Generator().manual_seed(1)
 
