@@ -18,7 +18,7 @@ REGENERATE = "python3 bench/page.py"
 
 INTRODUCTION = f"""# Benchmarks
 
-Generated from the files in `bench/results` by `{REGENERATE}`; a test fails when page and files
+Generated from the JSON files in `bench/results` by `{REGENERATE}`; a test fails when page and files
 differ. Each table has the command that measured it above it, ours and the peers problem by problem
 in one run of it.
 
@@ -120,7 +120,10 @@ def section(name, report):
 
 def page(root):
     lines = [INTRODUCTION.rstrip()]
-    for path in sorted((root / "bench/results").glob("*.json")):
+    paths = sorted((root / "bench/results").glob("*.json"))
+    if not paths:
+        lines += ["", "No results are recorded for this version; `bench/results/README.md` says how."]
+    for path in paths:
         report = json.loads(path.read_text(encoding="utf-8"))
         lines += ["", *section(path.stem, report)]
     return "\n".join(lines) + "\n"
