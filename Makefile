@@ -4,14 +4,16 @@
 SHELL := /bin/sh
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
+SET ?= bench/sets/cpu.txt
 PROGRAM := build/release/bin/lln
-FOLDERS := include src cli conformance tests examples
+FOLDERS := include src cli conformance bench fuzz tests examples
 
-# Files for clang-tidy, unless some are named. src/cpu is left out: its code is compiled once per
-# vector target, and clang-tidy takes minutes on it.
-TIDY ?= $(sort $(wildcard src/api/*.cc src/reference/*.cc src/io/*.cc cli/*.cc conformance/*.cc))
+# Files for clang-tidy, unless some are named. What is compiled once per vector target is left out:
+# clang-tidy takes minutes on it.
+TIDY ?= $(sort $(wildcard src/api/*.cc src/reference/*.cc src/io/*.cc cli/*.cc conformance/*.cc \
+  $(filter-out bench/machine_loops.cc,$(wildcard bench/*.cc))))
 
-.PHONY: help setup build demo test format lint install clean
+.PHONY: help setup build demo bench test format lint install clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -25,6 +27,12 @@ build: setup ## build the library, the program and the tests: build/release/bin/
 
 demo: build ## LLN+Diag against softmax on long input, under a minute after the build
 	@$(PROGRAM) demo
+
+bench: build ## time the problems of SET (bench/sets/cpu.txt): a table, and build/bench.json
+	@$(PROGRAM) bench --set $(SET) --json >build/bench.json.part
+	@mv build/bench.json.part build/bench.json
+	@python3 bench/page.py --table build/bench.json
+	@echo "results: build/bench.json"
 
 test: build ## all tests, then the quick ones again under the sanitizers
 	ctest --preset release -j $(JOBS)

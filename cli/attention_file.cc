@@ -81,8 +81,7 @@ FileTensor make_like(const FileTensor& other) {
   return t;
 }
 
-AttentionFile::AttentionFile(const std::string& path, const FileRequest& request) {
-  const io::SafetensorsReader file(path);
+AttentionFile::AttentionFile(const io::TensorSource& file, const FileRequest& request) {
   AttentionFileCheck check(file, request);
   warnings_ = check.warnings();
   check.check_all();

@@ -1,6 +1,6 @@
-// A safetensors file read as the inputs of an attention call: which names it may hold, in which
-// dtypes and shapes, and how they become views. Apart from run.cc, which decides what to do with
-// them.
+// The tensors of a file, or of several, read as the inputs of an attention call: which names there
+// may be, in which dtypes and shapes, and how they become views. Apart from run.cc, which decides
+// what to do with them.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -48,7 +48,7 @@ struct FileRequest {
 class AttentionFile {
  public:
   // Throws one Error that names every tensor that is missing, misshaped or given twice.
-  AttentionFile(const std::string& path, const FileRequest& request);
+  AttentionFile(const io::TensorSource& file, const FileRequest& request);
 
   // Views of the memory held here. A number that came from a flag stands as one number per head.
   const AttentionInputs& inputs() const noexcept { return inputs_; }

@@ -15,7 +15,7 @@ namespace lln::cli {
 
 class AttentionFileCheck {
  public:
-  AttentionFileCheck(const io::SafetensorsReader& file, const FileRequest& request)
+  AttentionFileCheck(const io::TensorSource& file, const FileRequest& request)
       : file_(file), request_(request) {}
 
   void check_all();  // throws one Error with every fault
@@ -42,7 +42,7 @@ class AttentionFileCheck {
   void check_weights();
   void check_packing();
 
-  const io::SafetensorsReader& file_;
+  const io::TensorSource& file_;
   const FileRequest& request_;
   // Sizes that other tensors must agree with; none where the tensor that sets them is wrong.
   Dimension batch_, heads_, tokens_, dim_, heads_k_, tokens_k_, dim_v_, sequences_;

@@ -1,4 +1,4 @@
-// lln run: attention on the tensors of a file, forward or forward and backward, into another file.
+// lln run: attention on the tensors of files, forward or forward and backward, into another file.
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
@@ -10,8 +10,12 @@
 
 #include "attention_file.h"
 #include "interruption.h"
+#include "io/npy.h"
+#include "io/output_file.h"
+#include "io/safetensors.h"
 #include "lln/error.h"
 #include "lln/version.h"
+#include "npy_files.h"
 #include "progress.h"
 #include "scales.h"
 #include "verb.h"
@@ -21,6 +25,7 @@ namespace {
 
 struct Request {
   std::string input, output;
+  std::string q, k, v, g;  // .npy files, in place of the input
   std::string kind = "lln+diag64";
   std::string feature = "exp";
   std::string layout = "bhnd";
@@ -55,14 +60,57 @@ AttentionOptions options_of(const Request& request) {
   return options;
 }
 
+bool is_npy(const std::string& path) { return path.ends_with(".npy"); }
+
+// The .npy files by the names of their tensors; none where there is one file for all.
+std::vector<std::pair<std::string, std::string>> npy_inputs(const Request& request) {
+  std::vector<std::pair<std::string, std::string>> files;
+  for (const auto& [name, path] : {std::pair<const char*, const std::string&>{"q", request.q},
+                                   {"k", request.k},
+                                   {"v", request.v},
+                                   {"g", request.g}}) {
+    if (!path.empty()) files.emplace_back(name, path);
+  }
+  return files;
+}
+
+void check_files(const Request& request) {
+  const bool separate = !npy_inputs(request).empty();
+  if (separate == !request.input.empty()) {
+    throw UsageError("expected either IN or --q, --k and --v");
+  }
+  if (separate && (request.q.empty() || request.k.empty() || request.v.empty())) {
+    throw UsageError("--q, --k and --v are given together");
+  }
+  if (is_npy(request.input)) {
+    throw UsageError(fmt::format(
+        "{}: IN is a safetensors file; .npy files are given as --q, --k and --v", request.input));
+  }
+  if (is_npy(request.output) && request.backward) {
+    throw UsageError(
+        fmt::format("-o {}: a .npy file holds one tensor, --backward writes several: use a "
+                    "safetensors file",
+                    request.output));
+  }
+}
+
 void check_output(const Request& request) {
   if (const std::string obstacle = io::write_obstacle(request.output); !obstacle.empty()) {
     throw Error(ErrorCode::io, obstacle);
   }
-  std::error_code ignored;
-  if (std::filesystem::equivalent(request.input, request.output, ignored)) {
-    throw UsageError(fmt::format("-o {} would replace the input", request.output));
+  std::vector<std::pair<std::string, std::string>> inputs = npy_inputs(request);
+  inputs.emplace_back("IN", request.input);
+  for (const auto& [name, path] : inputs) {
+    std::error_code ignored;
+    if (std::filesystem::equivalent(path, request.output, ignored)) {
+      throw UsageError(fmt::format("-o {} would replace the input", request.output));
+    }
   }
+}
+
+std::unique_ptr<io::TensorSource> open_inputs(const Request& request) {
+  if (request.input.empty()) return std::make_unique<NpyFiles>(npy_inputs(request));
+  return std::make_unique<io::SafetensorsReader>(request.input);
 }
 
 // Everything that a call writes, by the names that the file gets.
@@ -178,12 +226,18 @@ void write(const Results& results, const std::vector<Pass>& passes, const Scales
   }
   if (scales.mode) metadata["matching"] = to_string(*scales.mode);
   const NotedSignals signals;
+  if (is_npy(request.output)) {
+    const io::TensorToWrite o = results.to_write().front();
+    io::write_npy(request.output, o.dtype, o.shape, o.data, [&] { return signals.arrived(); });
+    return;
+  }
   io::write_safetensors(request.output, results.to_write(), metadata,
                         [&] { return signals.arrived(); });
 }
 
 // What there is to report when all is written.
 struct Outcome {
+  std::string input;
   std::vector<Pass> passes;
   Scales scales;
   std::vector<std::string> tensors;
@@ -198,7 +252,9 @@ Outcome read_compute_write(const AttentionOptions& options, std::optional<Matchi
     progress.print(stderr, fmt::format("lln: warning: {}\n", text));
     outcome.warnings.push_back(text);
   };
-  AttentionFile file(request.input,
+  const std::unique_ptr<io::TensorSource> source = open_inputs(request);
+  outcome.input = source->path();
+  AttentionFile file(*source,
                      {.kind = options.kind,
                       .layout = request.layout == "bnhd" ? FileLayout::bnhd : FileLayout::bhnd,
                       .backward = request.backward,
@@ -215,8 +271,13 @@ Outcome read_compute_write(const AttentionOptions& options, std::optional<Matchi
   outcome.scales = {file.matching(), file.match(options, {.parallel = &tasks})};
   if (!outcome.scales.report.clamped.empty()) warn(clamped_text(outcome.scales.report));
   Results results(file, options, request);
+  const std::string obstacle =
+      is_npy(request.output) ? io::npy_obstacle(results.to_write().front().dtype) : "";
+  if (!obstacle.empty()) {
+    throw Error(ErrorCode::invalid_argument, fmt::format("{}: {}", request.output, obstacle));
+  }
   outcome.passes = compute(file, results, options, request, progress, tasks);
-  outcome.tensors = results.names();
+  outcome.tensors = is_npy(request.output) ? std::vector<std::string>{"o"} : results.names();
   progress.stage("lln run: writing");
   write(results, outcome.passes, outcome.scales, request);
   return outcome;
@@ -225,7 +286,7 @@ Outcome read_compute_write(const AttentionOptions& options, std::optional<Matchi
 void report(const Outcome& outcome, const Request& request) {
   if (request.json) {
     Json json = {
-        {"input", request.input}, {"output", request.output}, {"tensors", outcome.tensors}};
+        {"input", outcome.input}, {"output", request.output}, {"tensors", outcome.tensors}};
     for (const Pass& pass : outcome.passes) {
       json[to_string(pass.problem.op)] = {
           {"problem", to_string(pass.problem)}, {"kernel", pass.kernel}, {"seconds", pass.seconds}};
@@ -244,6 +305,7 @@ void report(const Outcome& outcome, const Request& request) {
 
 int run(const Request& request) {
   const AttentionOptions options = options_of(request);
+  check_files(request);
   const std::optional<Matching> matching = requested_matching(
       request.matching, request.alpha.has_value() || request.beta.has_value(), options);
   check_output(request);
@@ -254,7 +316,8 @@ int run(const Request& request) {
 const char* const kFileHelp =
     "  lln run in.safetensors -o out.safetensors\n"
     "  lln run in.safetensors -o out.safetensors --alpha 2.1 --beta 2.1\n"
-    "  lln run in.safetensors -o out.safetensors --kind lln --causal --backward\n\n"
+    "  lln run in.safetensors -o out.safetensors --kind lln --causal --backward\n"
+    "  lln run --q q.npy --k k.npy --v v.npy -o o.npy --alpha 2.1 --beta 2.1\n\n"
     "Tensors of IN (B batch, H heads, Hk key heads, N tokens, Nk key tokens, S sequences):\n"
     "  q [B,H,N,D]  k [B,Hk,Nk,D]  v [B,Hk,Nk,Dv]      F32, F16 or BF16\n"
     "  g [B,H,N,Dv]                                    dL/do, with --backward\n"
@@ -275,15 +338,21 @@ const char* const kFileHelp =
     "dalpha, dbeta and dmix (or dlln_weight, ddiag_weight) in the shape of what they belong to.\n"
     "A number from a flag or by default counts as one per head: [H], or [Hk] for beta. dq and\n"
     "dk hold alpha and beta fixed: no gradient flows through the moments.\n"
-    "OUT appears complete or not at all.\n";
+    "OUT appears complete or not at all.\n\n"
+    "In place of IN: one .npy file for each of q, k, v (and g), <f4 or <f2, in C order. An OUT\n"
+    "that ends in .npy is such a file and holds o alone; any other is a safetensors file.\n";
 
 }  // namespace
 
 Verb add_run(CLI::App& program) {
   CLI::App* command = program.add_subcommand(
-      "run", "Attention on the tensors of a safetensors file, forward and backward");
+      "run", "Attention on the tensors of safetensors or .npy files, forward and backward");
   const auto request = std::make_shared<Request>();
-  command->add_option("IN", request->input, "File with q, k, v")->required();
+  command->add_option("IN", request->input, "Safetensors file with q, k, v");
+  command->add_option("--q", request->q, ".npy file with q, in place of IN");
+  command->add_option("--k", request->k, ".npy file with k");
+  command->add_option("--v", request->v, ".npy file with v");
+  command->add_option("--g", request->g, ".npy file with g, for --backward");
   command->add_option("-o,--output", request->output, "File to write")->required();
   command->add_option("--kind", request->kind, "lln | diagB | lln+diagB | softmax")
       ->capture_default_str();

@@ -38,6 +38,7 @@ struct Verb {
 Verb add_info(CLI::App& program);
 Verb add_check(CLI::App& program);
 Verb add_explain(CLI::App& program);
+Verb add_bench(CLI::App& program);
 Verb add_run(CLI::App& program);
 Verb add_fit(CLI::App& program);
 Verb add_demo(CLI::App& program, const std::string& program_path);

@@ -65,8 +65,8 @@ void parse_feature(std::string_view text, Feature& feature, float& power);
 std::size_t workspace_bytes(const Problem& problem, const Exec& exec = {});
 
 // The least that any implementation must do: bytes that must move between memory and the chip, and
-// the floating-point operations of the matrix products (exponentials count as none). Masks and the
-// lengths of packed sequences are not known here: all tokens count as one sequence of valid keys.
+// the floating-point operations of the matrix products (exponentials count as none). Masks are
+// not known here, so all keys count as valid; packed sequences count as equally long.
 struct Cost {
   double bytes = 0;
   double flops = 0;

@@ -22,9 +22,11 @@ Problem with_op(Problem problem, Op op) {
 // Pairs of query and key that the block-diagonal part or softmax weighs, per head.
 double weighed_pairs(const Problem& p) {
   const auto tokens = static_cast<double>(p.tokens);
+  // Of packed sequences the equally long ones have the fewest pairs.
   const double keys =
       p.kind == Kind::softmax
-          ? static_cast<double>(p.tokens_k)
+          ? static_cast<double>(p.tokens_k) /
+                static_cast<double>(p.packed ? std::max<std::int64_t>(p.sequences, 1) : 1)
           : static_cast<double>(std::min(p.diag_block, std::max<std::int64_t>(p.tokens_k, 1)));
   return p.causal ? tokens * (keys + 1) / 2 : tokens * keys;
 }

@@ -14,18 +14,10 @@
 #include <vector>
 
 #include "io/bytes.h"
+#include "io/input_file.h"
+#include "io/tensor_source.h"
 
 namespace lln::io {
-
-struct TensorInfo {
-  std::string name;
-  std::string dtype;                // as the format spells it: "F32", "BF16", "I64", "BOOL", ...
-  std::vector<std::int64_t> shape;  // empty: one element
-  std::uint64_t begin = 0;          // bytes, counted from the start of the data
-  std::uint64_t end = 0;
-
-  std::uint64_t bytes() const noexcept { return end - begin; }
-};
 
 using Metadata = std::map<std::string, std::string>;
 
@@ -38,27 +30,19 @@ std::string printable(std::string_view name);
 // "[2, 3, 5]"
 std::string shape_text(std::span<const std::int64_t> shape);
 
-class SafetensorsReader {
+class SafetensorsReader final : public TensorSource {
  public:
   // Reads and checks the header; the data stay in the file until read() asks for them.
   explicit SafetensorsReader(const std::string& path);
-  ~SafetensorsReader();
-  SafetensorsReader(const SafetensorsReader&) = delete;
-  SafetensorsReader& operator=(const SafetensorsReader&) = delete;
 
-  const std::string& path() const noexcept { return path_; }
+  const std::string& path() const noexcept override { return file_.path(); }
   const Metadata& metadata() const noexcept { return metadata_; }
   // In the order of their data. A tensor of an unknown dtype is listed, but read() refuses it.
-  const std::vector<TensorInfo>& tensors() const noexcept { return tensors_; }
-  const TensorInfo* find(std::string_view name) const noexcept;  // null: no such tensor
-
-  Bytes read(const TensorInfo& tensor) const;
+  const std::vector<TensorInfo>& tensors() const noexcept override { return tensors_; }
+  Bytes read(const TensorInfo& tensor) const override;
 
  private:
-  void read_at(std::uint64_t offset, std::span<std::byte> into, const std::string& what) const;
-
-  std::string path_;
-  int file_ = -1;
+  InputFile file_;
   std::uint64_t data_start_ = 0;
   Metadata metadata_;
   std::vector<TensorInfo> tensors_;
@@ -71,15 +55,10 @@ struct TensorToWrite {
   std::span<const std::byte> data;
 };
 
-// Writes all or nothing: a temporary file in the same folder is synchronised to disk and renamed
-// over `path`, and removed when anything fails. The data start at a multiple of 8 bytes and every
-// tensor at a multiple of its element. `interrupted` is asked every few MiB; once it says true the
-// temporary file is removed and an Error thrown.
+// Writes all or nothing, by io/output_file.h. The data start at a multiple of 8 bytes and every
+// tensor at a multiple of its element.
 void write_safetensors(const std::string& path, std::span<const TensorToWrite> tensors,
                        const Metadata& metadata = {},
                        const std::function<bool()>& interrupted = {});
-
-// Why `path` cannot be written, found out before the work that ends there; empty when it can.
-std::string write_obstacle(const std::string& path);
 
 }  // namespace lln::io

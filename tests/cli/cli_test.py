@@ -18,7 +18,7 @@ import unittest
 import safetensors_file
 from program import PROGRAM, Scratch, lln
 
-VERBS = ["info", "check", "explain", "run", "fit", "demo"]
+VERBS = ["info", "check", "explain", "bench", "run", "fit", "demo"]
 
 
 def one_gib():

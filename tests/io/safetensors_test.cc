@@ -9,6 +9,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "io/output_file.h"
 #include "lln/error.h"
 #include "scratch_folder.h"
 

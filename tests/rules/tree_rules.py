@@ -12,10 +12,10 @@ import sys
 
 CPP = {".h", ".cc", ".cu", ".cuh"}
 SOURCE_FOLDERS = ("include", "src", "cli", "conformance", "tests", "examples", "tools", "bench",
-                  "lln_torch", "python")
+                  "fuzz", "lln_torch", "python")
 LINE_LIMIT = 500
 COLUMN_LIMIT = 100
-LINE_LIMIT_FOLDERS = ("include", "src", "cli", "conformance", "tests", "lln_torch")
+LINE_LIMIT_FOLDERS = ("include", "src", "cli", "conformance", "bench", "tests", "lln_torch")
 
 # What a folder may include besides the C++ standard library and itself. A name is the first part of
 # the path in the directive; one with a slash is that file alone. The longest matching folder
@@ -30,11 +30,12 @@ ALLOWED_INCLUDES = {
     "src/api": {"lln", "math", "cpu", "reference", "cuda", "analysis", "fmt"},
     "src/io": {"lln", "fmt", "nlohmann"},
     "conformance": {"lln", "math", "api/kernel.h", "fmt"},
-    "cli": {"lln", "io", "conformance", "fmt", "CLI", "nlohmann"},
+    "bench": {"lln", "math", "io", "conformance", "cpu/highway.h", "fmt", "hwy"},
+    "cli": {"lln", "io", "conformance", "bench", "fmt", "CLI", "nlohmann"},
 }
 SYSTEM_FOLDERS = ("cli", "src/io", "src/cpu", "src/cuda")
 TORCH = {"torch", "ATen", "c10"}
-NO_TORCH_FOLDERS = ("include", "src", "cli", "conformance")
+NO_TORCH_FOLDERS = ("include", "src", "cli", "conformance", "bench")
 
 # The core reports by Error alone: it never prints, ends the program or reads the environment.
 SILENT_FOLDERS = ("include", "src")

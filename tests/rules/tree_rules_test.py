@@ -49,6 +49,8 @@ class TreeRulesTest(unittest.TestCase):
             ("src/io/a.cc", '"api/kernel.h"'),
             ("src/api/a.cc", '"io/safetensors.h"'),
             ("conformance/a.cc", '"reference/kernels.h"'),
+            ("bench/a.cc", '"cpu/kernels.h"'),
+            ("bench/a.cc", "<nlohmann/json.hpp>"),
             ("cli/a.cc", '"cpu/kernels.h"'),
             ("cli/a.cc", '"api/kernel.h"'),
             ("cli/a.cc", "<torch/torch.h>"),
@@ -70,6 +72,8 @@ class TreeRulesTest(unittest.TestCase):
             ("src/api/a.cc", '"cpu/kernels.h"'),
             ("src/io/a.cc", "<nlohmann/json.hpp>"),
             ("src/io/a.cc", "<sys/stat.h>"),
+            ("bench/a.cc", '"cpu/highway.h"'),
+            ("cli/a.cc", '"bench/measure.h"'),
             ("cli/a.cc", "<unistd.h>"),
             ("tests/a.cc", '"reference/kernels.h"'),
         ):

@@ -1,0 +1,23 @@
+// The limits of the machine that a kernel is held against: multiply-adds per second and bytes per
+// second, on the threads that the kernel has.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include "lln/exec.h"
+
+namespace lln::bench {
+
+// What the system calls its CPU, "unknown CPU" where it does not say.
+std::string cpu_name();
+
+// f32 floating-point operations per second, a multiply-add counting two: one sample of about this
+// length on all threads.
+double fma_peak(Parallel& threads, double seconds);
+
+// Bytes read and written per second by a copy of arrays larger than the caches on all threads: the
+// median of at least three copies in about this time.
+double copy_bandwidth(Parallel& threads, double seconds);
+
+}  // namespace lln::bench

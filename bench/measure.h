@@ -1,0 +1,33 @@
+// Samples of one problem, taken in turn with samples of the machine's peak: what slows the machine
+// for a while slows both, and the ratio of a sample to its neighbouring peak stays.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "lln/problem.h"
+
+namespace lln::bench {
+
+struct Result {
+  std::string problem;  // as to_string prints it
+  std::string kernel;
+  int threads = 0;
+  double median_ms = 0, p10_ms = 0, p90_ms = 0;
+  Cost cost;
+  // max(bytes / bandwidth, FLOPs / peak). The ratio is the median over all samples of time over the
+  // floor by the peak measured next to the sample; floor_ms is median_ms / ratio.
+  double floor_ms = 0;
+  double ratio = 0;
+  std::size_t workspace_bytes = 0;
+  std::vector<double> peaks;  // operations per second, in the order of measurement
+};
+
+// Throws lln::Error where the problem cannot be measured: no kernel, or nothing to compute.
+void check_measurable(const Problem& problem, Parallel& threads);
+
+// Takes about this many seconds, more where three calls take longer. `bandwidth` in bytes/second.
+Result measure(const Problem& problem, Parallel& threads, double seconds, double bandwidth);
+
+}  // namespace lln::bench

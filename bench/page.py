@@ -1,0 +1,147 @@
+"""Writes docs/benchmarks.md from the recorded results in bench/results.
+
+    page.py            writes the page
+    page.py --check    fails when the page is not what the results give
+    page.py --table FILE    prints one file of results as a table
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import json
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+OURS = "lln"
+REGENERATE = "python3 bench/page.py"
+
+INTRODUCTION = f"""# Benchmarks
+
+Generated from the JSON files in `bench/results` by `{REGENERATE}`; a test fails when page and files
+differ. Each table has the command that measured it above it, ours and the peers problem by problem
+in one run of it.
+
+- **floor** is max(bytes / copy bandwidth, FLOPs / multiply-add peak): bytes and FLOPs are the least
+  that any implementation needs (`lln explain` prints them), an exponential counts nothing, and
+  bandwidth and peak are measured on the same threads in the same run. **ratio** is time over
+  floor. The peak is measured in turn with the calls, because a machine that is slow for a second
+  should slow both; the ratio is the median over all calls.
+- Times are medians in ms, with the 10th and 90th percentile of ours behind them.
+- A bandwidth is that of memory: problems that stay in the cache may be faster than the first term
+  of the floor says.
+- `lln bench --compare FILE` holds a machine against its own recorded results and fails where a ratio
+  is worse by more than 1.25 times (`--tolerance`).
+
+To measure this machine: `make bench`.
+"""
+
+PEERS = {
+    OURS: "this library",
+    "torch-sdpa": "`scaled_dot_product_attention` of torch: softmax attention, whatever the kind of the problem",
+    "torch-lln": "LLN in plain torch by the identity that this library uses: softmax over keys, softmax over channels",
+    "torch-lln-features": "LLN in plain torch as textbooks write it: exp features, products, a division",
+}
+
+
+def number(value):
+    """Three significant digits without an exponent."""
+    if value >= 100:
+        return f"{value:.0f}"
+    digits = 2 if value >= 1 else 3 if value >= 0.1 else 4
+    return f"{value:.{digits}f}" if value < 10 else f"{value:.1f}"
+
+
+def by_problem(results):
+    """Problem -> name of the peer -> result, in the order of the file."""
+    table = {}
+    for result in results:
+        table.setdefault(result["problem"], {})[result.get("peer", OURS)] = result
+    return table
+
+
+def row(problem, entries, peers):
+    ours = entries.get(OURS)
+    cells = [f"`{problem}`"]
+    if ours:
+        spread = f"{number(ours['p10_ms'])} to {number(ours['p90_ms'])}"
+        cells += [number(ours["floor_ms"]), number(ours["median_ms"]), spread, f"{ours['ratio']:.2f}"]
+    else:
+        cells += ["-"] * 4
+    for peer in peers:
+        other = entries.get(peer)
+        if other is None:
+            cells.append("-")
+        elif ours is None:
+            cells.append(number(other["median_ms"]))
+        else:
+            cells.append(f"{number(other['median_ms'])} ({other['median_ms'] / ours['median_ms']:.1f}x)")
+    return "| " + " | ".join(cells) + " |"
+
+
+def table(report):
+    results = by_problem(report["results"])
+    peers = [p for p in PEERS if p != OURS and any(p in entries for entries in results.values())]
+    head = ["problem", "floor", "lln", "p10 to p90", "ratio", *peers]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    return lines + [row(problem, entries, peers) for problem, entries in results.items()]
+
+
+def per_token(report):
+    """One head at growing length: the cost of a token, relative to the shortest."""
+    rows = []
+    for problem, entries in by_problem(report["results"]).items():
+        match = re.fullmatch(r"forward:f32:cpu:b1h1n(\d+)d64:lln", problem)
+        if match and OURS in entries:
+            rows.append((int(match[1]), entries[OURS]["median_ms"] * 1e6 / int(match[1])))
+    if len(rows) < 2:
+        return []
+    lines = ["", "Cost per token of one head, the same results:", "", "| tokens | ns per token | against the shortest |",
+             "|---|---|---|"]
+    return lines + [f"| {tokens} | {number(ns)} | {ns / rows[0][1]:.2f} |" for tokens, ns in rows]
+
+
+def machine_text(machine):
+    text = (f"{machine['cpu']}, {machine['target']}, {machine['threads']} threads: "
+            f"{machine['fma_peak_gflops']:.0f} GFLOP/s multiply-add, {machine['copy_gbs']:.1f} GB/s copy")
+    return text + (f"; torch {machine['torch']}" if "torch" in machine else "")
+
+
+def section(name, report):
+    peers = {r.get("peer", OURS) for r in report["results"]}
+    lines = [f"## {name}", "", machine_text(report["machine"]) + ".", "", f"    {report['command']}", ""]
+    lines += [report["note"], ""] if "note" in report else []
+    lines += table(report)
+    if peers - {OURS}:
+        lines += ["", "Behind each peer its time over ours.", ""]
+        lines += [f"- {peer}: {text}." for peer, text in PEERS.items() if peer in peers]
+    return lines + per_token(report)
+
+
+def page(root):
+    lines = [INTRODUCTION.rstrip()]
+    paths = sorted((root / "bench/results").glob("*.json"))
+    if not paths:
+        lines += ["", "No results are recorded for this version; `bench/results/README.md` says how."]
+    for path in paths:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        lines += ["", *section(path.stem, report)]
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments):
+    target = ROOT / "docs/benchmarks.md"
+    if arguments[:1] == ["--table"] and len(arguments) == 2:
+        report = json.loads(pathlib.Path(arguments[1]).read_text(encoding="utf-8"))
+        print("\n".join([machine_text(report["machine"]), "", *table(report)]))
+    elif arguments == ["--check"]:
+        if not target.exists() or target.read_text(encoding="utf-8") != page(ROOT):
+            sys.exit(f"docs/benchmarks.md is not what bench/results gives: {REGENERATE}")
+    elif not arguments:
+        target.write_text(page(ROOT), encoding="utf-8")
+    else:
+        sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

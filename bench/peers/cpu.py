@@ -1,0 +1,209 @@
+"""Peers on the CPU: softmax attention and plain LLN in torch beside `lln bench`, problem by problem in
+one run, with the JSON of `lln bench` as output and the name of the peer in every result.
+
+    pip install torch
+    python3 bench/peers/cpu.py --set bench/sets/cpu.txt --output bench/results/cpu.json
+
+Peers that do not know a problem are left out of it: SDPA runs the softmax attention of the same
+shapes, where that takes seconds and not minutes; the LLN peers take bidirectional LLN with exp
+features. Neither takes masks or packing.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import time
+
+try:
+    import torch
+except ImportError:
+    sys.exit("bench/peers/cpu.py needs torch: pip install torch (the CPU build is enough)")
+
+PROBLEM = re.compile(
+    r"(?P<op>forward|backward|train):(?P<dtype>f32|f16|bf16):cpu:b(?P<b>\d+)h(?P<h>\d+)(?:k(?P<k>\d+))?"
+    r"n(?P<n>\d+)(?:m(?P<m>\d+))?d(?P<d>\d+)(?:v(?P<v>\d+))?:(?P<kind>lln|softmax)(?P<causal>:causal)?")
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+LONG_CALL = 2.0  # seconds: a call that takes longer is measured once, without a warm-up
+MOST_FLOPS = 1e12  # of softmax attention: more than ten seconds on a small machine
+
+
+def softmax_attention(q, k, v, alpha, beta, causal):
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def grouped(q, k, v):
+    """Key heads repeated for their query heads."""
+    repeats = q.shape[1] // k.shape[1]
+    return q, k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
+
+
+def lln_identity(q, k, v, alpha, beta, causal):
+    """Softmax over keys turns v into one row per channel; softmax over channels reads it."""
+    q, k, v = grouped(q, k, v)
+    keys = (beta * k).float()
+    channels = torch.logsumexp(keys, 2, keepdim=True)  # [b, h, 1, d]
+    values = torch.exp(keys - channels).to(v.dtype).transpose(2, 3) @ v  # [b, h, d, dv]
+    return torch.softmax((alpha * q).float() + channels, 3).to(v.dtype) @ values
+
+
+def lln_features(q, k, v, alpha, beta, causal):
+    """exp features, two products, one division; the largest exponent is taken out for safety."""
+    q, k, v = grouped(q, k, v)
+    phi_q = torch.exp(alpha * q - (alpha * q).amax(3, keepdim=True))
+    phi_k = torch.exp(beta * k - (beta * k).amax((2, 3), keepdim=True))
+    return (phi_q @ (phi_k.transpose(2, 3) @ v)) / (phi_q @ phi_k.sum(2).unsqueeze(3))
+
+
+def softmax_flops(size, training):
+    pairs = size["b"] * size["h"] * size["n"] * size["m"]
+    return (3.5 if training else 1) * 2 * pairs * (size["d"] + size["v"])
+
+
+def sizes_of(problem):
+    return {name: int(problem[name] or problem[other]) for name, other in
+            (("b", "b"), ("h", "h"), ("k", "h"), ("n", "n"), ("m", "n"), ("d", "d"), ("v", "d"))}
+
+
+def peers_of(problem):
+    """Name -> function, for what the peers know of this problem and can do in reasonable time."""
+    peers = {}
+    if softmax_flops(sizes_of(problem), problem["op"] != "forward") <= MOST_FLOPS:
+        peers["torch-sdpa"] = softmax_attention
+    if problem["kind"] == "lln" and not problem["causal"]:
+        peers.update({"torch-lln": lln_identity, "torch-lln-features": lln_features})
+    return peers
+
+
+def make_call(function, problem):
+    size = sizes_of(problem)
+    dtype, training = DTYPES[problem["dtype"]], problem["op"] != "forward"
+    generator = torch.Generator().manual_seed(1)
+
+    def gaussian(*shape):
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    q = gaussian(size["b"], size["h"], size["n"], size["d"]).requires_grad_(training)
+    k = gaussian(size["b"], size["k"], size["m"], size["d"]).requires_grad_(training)
+    v = gaussian(size["b"], size["k"], size["m"], size["v"]).requires_grad_(training)
+    g = gaussian(size["b"], size["h"], size["n"], size["v"])
+
+    def forward():
+        return function(q, k, v, 1.5, 1.5, bool(problem["causal"]))
+
+    if problem["op"] == "forward":
+        return forward
+    if problem["op"] == "backward":
+        output = forward()
+        return lambda: torch.autograd.grad(output, (q, k, v), g, retain_graph=True)
+    return lambda: torch.autograd.grad(forward(), (q, k, v), g)
+
+
+def sample(call, seconds):
+    """Milliseconds of calls after a warm-up, in order of size."""
+    def timed():
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+
+    first = timed()
+    if first > LONG_CALL:
+        return [1e3 * first]
+    times, start = [], time.perf_counter()
+    while len(times) < 3 or time.perf_counter() - start < seconds:
+        times.append(timed())
+    return sorted(1e3 * t for t in times)
+
+
+def percentile(ordered, percent):
+    at = percent / 100 * (len(ordered) - 1)
+    below = int(at)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (at - below) * (ordered[above] - ordered[below])
+
+
+def measure_ours(program, problems, arguments):
+    command = [program, "bench", *problems, "--json", "--threads", str(arguments.threads), "--seconds",
+               str(arguments.seconds)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    return json.loads(done.stdout)
+
+
+def measure_peer(name, function, problem, ours, arguments):
+    times = sample(make_call(function, problem), arguments.seconds)
+    median = statistics.median(times)
+    return {**ours, "peer": name, "kernel": f"torch {torch.__version__}", "threads": torch.get_num_threads(),
+            "median_ms": median, "p10_ms": percentile(times, 10), "p90_ms": percentile(times, 90),
+            "ratio": median / ours["floor_ms"], "workspace_bytes": None}
+
+
+def read_problems(arguments):
+    problems = list(arguments.problem)
+    if arguments.set:
+        lines = (line.split("#")[0].strip() for line in arguments.set.read_text(encoding="utf-8").splitlines())
+        problems += [line for line in lines if line]
+    if not problems:
+        sys.exit("nothing to measure: give PROBLEM or --set FILE")
+    return problems
+
+
+def command_text(arguments):
+    words = ["python3 bench/peers/cpu.py", *arguments.problem]
+    words += ["--set", str(arguments.set)] if arguments.set else []
+    return " ".join(words + ["--seconds", f"{arguments.seconds:g}"])
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("problem", nargs="*", help="problem texts, as lln bench takes them")
+    parser.add_argument("--set", type=pathlib.Path, help="file with one problem per line")
+    parser.add_argument("--program", default="build/release/bin/lln", help="the lln program (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=0, help="0: one per hardware thread")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time for each problem and peer")
+    parser.add_argument("--output", type=pathlib.Path, help="where the JSON goes (default: standard output)")
+    parser.add_argument("--note", help="a sentence about the run, for the page")
+    arguments = parser.parse_args()
+    if not pathlib.Path(arguments.program).is_file():
+        parser.error(f"no program at {arguments.program}: make build, or --program PATH")
+    return arguments
+
+
+def main():
+    arguments = parse_arguments()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    problems, machines, results = read_problems(arguments), [], []
+    for text in problems:
+        report = measure_ours(arguments.program, [text], arguments)
+        machines.append(report["machine"])
+        ours = {"peer": "lln", **report["results"][0]}
+        results.append(ours)
+        match = PROBLEM.fullmatch(ours["problem"])
+        for name, function in (peers_of(match.groupdict()) if match else {}).items():
+            results.append(measure_peer(name, function, match.groupdict(), ours, arguments))
+            print(f"{ours['problem']}  lln {ours['median_ms']:.3f} ms  {name} {results[-1]['median_ms']:.3f} ms",
+                  file=sys.stderr, flush=True)
+    machine = {**machines[0], "torch": torch.__version__}
+    for key in ("fma_peak_gflops", "copy_gbs"):
+        machine[key] = statistics.median(m[key] for m in machines)
+    report = {"command": command_text(arguments), "machine": machine, "results": results}
+    if arguments.note:
+        report["note"] = arguments.note
+    text = json.dumps(report, indent=1) + "\n"
+    if arguments.output:
+        part = arguments.output.with_name(arguments.output.name + ".part")
+        part.write_text(text, encoding="utf-8")
+        part.replace(arguments.output)
+    else:
+        print(text, end="")
+
+
+if __name__ == "__main__":
+    main()
