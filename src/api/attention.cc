@@ -8,6 +8,7 @@
 #include <new>
 
 #include "api/dispatch.h"
+#include "api/memory_errors.h"
 #include "api/validate.h"
 #include "lln/error.h"
 
@@ -17,17 +18,6 @@ namespace {
 struct AlignedDelete {
   void operator()(std::byte* p) const noexcept { ::operator delete[](p, std::align_val_t{64}); }
 };
-
-// The small tables of a call can run out of memory too: an Error like every other.
-template <class F>
-auto memory_errors(const char* verb, F&& f) {
-  try {
-    return f();
-  } catch (const std::bad_alloc&) {
-    throw Error(ErrorCode::out_of_memory,
-                fmt::format("{}: no memory for the tables of the call", verb));
-  }
-}
 
 void run(CheckedCall& checked, const Exec& exec) {
   Call& call = checked.call;

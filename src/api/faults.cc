@@ -21,13 +21,13 @@ bool is_empty(const Shape& shape) {
 class Entries {
  public:
   explicit Entries(Faults& faults) : faults_(faults) {}
-  ~Entries() {
-    if (bad_ > kShown) faults_.add(fmt::format("and {} more such entries", bad_ - kShown));
-  }
-  Entries(const Entries&) = delete;
-  Entries& operator=(const Entries&) = delete;
   void add(std::string text) {
-    if (++bad_ <= kShown) faults_.add(std::move(text));
+    if (++bad_ > kShown) text = fmt::format("and {} more such entries", bad_ - kShown);
+    if (bad_ > kShown + 1) {
+      faults_.replace_last(std::move(text));
+    } else {
+      faults_.add(std::move(text));
+    }
   }
   bool any() const { return bad_ > 0; }
 
@@ -139,6 +139,7 @@ void Faults::lengths(const char* name, const IndexView& lengths, std::int64_t ba
     return;
   }
   on_device(name, lengths.device, device);
+  if (lengths.device.kind != DeviceKind::cpu) return;  // not to be read from here
   Entries entries(*this);
   for (std::int64_t b = 0; b < lengths.count; ++b) {
     if (lengths[b] < 0 || lengths[b] > tokens) {
@@ -164,6 +165,7 @@ bool Faults::cumulative(const char* name, const IndexView& cu, std::int64_t toke
     return false;
   }
   on_device(name, cu.device, device);
+  if (cu.device.kind != DeviceKind::cpu) return false;  // not to be read from here
   Entries entries(*this);
   const auto bad = [&](std::int64_t s, const std::string& expected) {
     entries.add(fmt::format("{}[{}] is {}: expected {}", name, s, cu[s], expected));

@@ -14,6 +14,7 @@ namespace lln {
 class Faults {
  public:
   void add(std::string text) { texts_.push_back(std::move(text)); }
+  void replace_last(std::string text) { texts_.back() = std::move(text); }
   std::size_t count() const noexcept { return texts_.size(); }
   // "CALL: 2 faults in SUBJECT: ...; ..." as an invalid_argument, where there are any.
   void throw_any(const std::string& call, const std::string& subject) const;

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "api/kernel.h"
+#include "api/memory_errors.h"
 #include "api/moments_check.h"
 #include "cpu/moments.h"
 #include "lln/error.h"
@@ -193,6 +194,55 @@ void take_step(RunningMoments::Head& head, double decay, const Moments& step) {
   head.variance += share * (step.variance() - head.variance);
 }
 
+MatchingReport match(const MatchingInputs& in, const MatchingOutputs& out,
+                     const MatchingOptions& options, const Exec& exec) {
+  const CheckedMatching checked = check_matching(in, out, options);
+  const Problem& p = checked.problem;
+  MatchingReport report;
+  ScaleWriter writer(p, out, report);
+  switch (options.mode) {
+    case Matching::none:
+      writer.write_all(1, 1);
+      break;
+    case Matching::frozen:
+      write_frozen(p, in, out);
+      break;
+    case Matching::paper: {
+      report.constants = kAuthorsConstants;
+      const HeadPairs pairs = sum_pairs("match_moments", in, checked, exec.parallel);
+      const MatchedScales scales = writer.match(-1, -1, pooled(pairs.q), pooled(pairs.k));
+      writer.write_all(scales.alpha, scales.beta);
+      break;
+    }
+    case Matching::per_head:
+      report.constants = options.constants.value_or(matching_constants(p.dim));
+      write_per_head(p, sum_pairs("match_moments", in, checked, exec.parallel), writer);
+      break;
+    case Matching::ema:
+      report.constants = options.constants.value_or(matching_constants(p.dim));
+      write_running(p, *options.running, writer);
+      break;
+  }
+  return report;
+}
+
+void update(RunningMoments& running, const MatchingInputs& in, const Exec& exec) {
+  const CheckedMatching checked = check_update(running, in);
+  const HeadPairs pairs = sum_pairs("update_moments", in, checked, exec.parallel);
+  const auto heads = static_cast<std::size_t>(checked.problem.heads_k);
+  running.q.resize(heads);
+  running.k.resize(heads);
+  for (std::size_t h = 0; h < heads; ++h) {
+    Moments q, k;
+    for (std::size_t i = h; i < pairs.k.size(); i += heads) {
+      q = merged(q, pairs.q[i]);
+      k = merged(k, pairs.k[i]);
+    }
+    take_step(running.q[h], running.decay, q);
+    take_step(running.k[h], running.decay, k);
+  }
+}
+
 }  // namespace
 
 Moments merge(const Moments& first, const Moments& second) noexcept {
@@ -200,8 +250,10 @@ Moments merge(const Moments& first, const Moments& second) noexcept {
 }
 
 void head_moments(const MomentsInputs& in, std::span<Moments> out, const Exec& exec) {
-  const std::vector<TokenSpan> spans = check_moments(in, out.size());
-  sum_heads(in.x, spans, out, exec.parallel);
+  memory_errors("head_moments", [&] {
+    const std::vector<TokenSpan> spans = check_moments(in, out.size());
+    sum_heads(in.x, spans, out, exec.parallel);
+  });
 }
 
 const char* to_string(Matching mode) noexcept {
@@ -233,51 +285,11 @@ MatchingConstants matching_constants(std::int64_t dim) noexcept { return fitted_
 
 MatchingReport match_moments(const MatchingInputs& in, const MatchingOutputs& out,
                              const MatchingOptions& options, const Exec& exec) {
-  const CheckedMatching checked = check_matching(in, out, options);
-  const Problem& p = checked.problem;
-  MatchingReport report;
-  ScaleWriter writer(p, out, report);
-  switch (options.mode) {
-    case Matching::none:
-      writer.write_all(1, 1);
-      break;
-    case Matching::frozen:
-      write_frozen(p, in, out);
-      break;
-    case Matching::paper: {
-      report.constants = kAuthorsConstants;
-      const HeadPairs pairs = sum_pairs("match_moments", in, checked, exec.parallel);
-      const MatchedScales scales = writer.match(-1, -1, pooled(pairs.q), pooled(pairs.k));
-      writer.write_all(scales.alpha, scales.beta);
-      break;
-    }
-    case Matching::per_head:
-      report.constants = options.constants.value_or(matching_constants(p.dim));
-      write_per_head(p, sum_pairs("match_moments", in, checked, exec.parallel), writer);
-      break;
-    case Matching::ema:
-      report.constants = options.constants.value_or(matching_constants(p.dim));
-      write_running(p, *options.running, writer);
-      break;
-  }
-  return report;
+  return memory_errors("match_moments", [&] { return match(in, out, options, exec); });
 }
 
 void update_moments(RunningMoments& running, const MatchingInputs& in, const Exec& exec) {
-  const CheckedMatching checked = check_update(running, in);
-  const HeadPairs pairs = sum_pairs("update_moments", in, checked, exec.parallel);
-  const auto heads = static_cast<std::size_t>(checked.problem.heads_k);
-  running.q.resize(heads);
-  running.k.resize(heads);
-  for (std::size_t h = 0; h < heads; ++h) {
-    Moments q, k;
-    for (std::size_t i = h; i < pairs.k.size(); i += heads) {
-      q = merged(q, pairs.q[i]);
-      k = merged(k, pairs.k[i]);
-    }
-    take_step(running.q[h], running.decay, q);
-    take_step(running.k[h], running.decay, k);
-  }
+  memory_errors("update_moments", [&] { update(running, in, exec); });
 }
 
 }  // namespace lln
