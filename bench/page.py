@@ -30,17 +30,20 @@ in one run of it.
 - Times are medians in ms, with the 10th and 90th percentile of ours behind them.
 - A bandwidth is that of memory: problems that stay in the cache may be faster than the first term
   of the floor says.
-- `lln bench --compare FILE` holds a machine against its own recorded results and fails where a ratio
-  is worse by more than 1.25 times (`--tolerance`).
+- `lln bench --compare FILE` holds a machine against its own recorded results and fails where a
+  ratio is worse by more than 1.25 times (`--tolerance`).
 
 To measure this machine: `make bench`.
 """
 
 PEERS = {
     OURS: "this library",
-    "torch-sdpa": "`scaled_dot_product_attention` of torch: softmax attention, whatever the kind of the problem",
-    "torch-lln": "LLN in plain torch by the identity that this library uses: softmax over keys, softmax over channels",
-    "torch-lln-features": "LLN in plain torch as textbooks write it: exp features, products, a division",
+    "torch-sdpa": "`scaled_dot_product_attention` of torch: softmax attention, whatever the kind "
+    "of the problem",
+    "torch-lln": "LLN in plain torch by the identity that this library uses: softmax over keys, "
+    "softmax over channels",
+    "torch-lln-features": "LLN in plain torch as textbooks write it: exp features, products, a "
+    "division",
 }
 
 
@@ -65,7 +68,12 @@ def row(problem, entries, peers):
     cells = [f"`{problem}`"]
     if ours:
         spread = f"{number(ours['p10_ms'])} to {number(ours['p90_ms'])}"
-        cells += [number(ours["floor_ms"]), number(ours["median_ms"]), spread, f"{ours['ratio']:.2f}"]
+        cells += [
+            number(ours["floor_ms"]),
+            number(ours["median_ms"]),
+            spread,
+            f"{ours['ratio']:.2f}",
+        ]
     else:
         cells += ["-"] * 4
     for peer in peers:
@@ -75,7 +83,9 @@ def row(problem, entries, peers):
         elif ours is None:
             cells.append(number(other["median_ms"]))
         else:
-            cells.append(f"{number(other['median_ms'])} ({other['median_ms'] / ours['median_ms']:.1f}x)")
+            cells.append(
+                f"{number(other['median_ms'])} ({other['median_ms'] / ours['median_ms']:.1f}x)"
+            )
     return "| " + " | ".join(cells) + " |"
 
 
@@ -96,20 +106,35 @@ def per_token(report):
             rows.append((int(match[1]), entries[OURS]["median_ms"] * 1e6 / int(match[1])))
     if len(rows) < 2:
         return []
-    lines = ["", "Cost per token of one head, the same results:", "", "| tokens | ns per token | against the shortest |",
-             "|---|---|---|"]
+    lines = [
+        "",
+        "Cost per token of one head, the same results:",
+        "",
+        "| tokens | ns per token | against the shortest |",
+        "|---|---|---|",
+    ]
     return lines + [f"| {tokens} | {number(ns)} | {ns / rows[0][1]:.2f} |" for tokens, ns in rows]
 
 
 def machine_text(machine):
-    text = (f"{machine['cpu']}, {machine['target']}, {machine['threads']} threads: "
-            f"{machine['fma_peak_gflops']:.0f} GFLOP/s multiply-add, {machine['copy_gbs']:.1f} GB/s copy")
+    text = (
+        f"{machine['cpu']}, {machine['target']}, {machine['threads']} threads: "
+        f"{machine['fma_peak_gflops']:.0f} GFLOP/s multiply-add, "
+        f"{machine['copy_gbs']:.1f} GB/s copy"
+    )
     return text + (f"; torch {machine['torch']}" if "torch" in machine else "")
 
 
 def section(name, report):
     peers = {r.get("peer", OURS) for r in report["results"]}
-    lines = [f"## {name}", "", machine_text(report["machine"]) + ".", "", f"    {report['command']}", ""]
+    lines = [
+        f"## {name}",
+        "",
+        machine_text(report["machine"]) + ".",
+        "",
+        f"    {report['command']}",
+        "",
+    ]
     lines += [report["note"], ""] if "note" in report else []
     lines += table(report)
     if peers - {OURS}:
@@ -122,7 +147,10 @@ def page(root):
     lines = [INTRODUCTION.rstrip()]
     paths = sorted((root / "bench/results").glob("*.json"))
     if not paths:
-        lines += ["", "No results are recorded for this version; `bench/results/README.md` says how."]
+        lines += [
+            "",
+            "No results are recorded for this version; `bench/results/README.md` says how.",
+        ]
     for path in paths:
         report = json.loads(path.read_text(encoding="utf-8"))
         lines += ["", *section(path.stem, report)]

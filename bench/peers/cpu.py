@@ -1,5 +1,5 @@
-"""Peers on the CPU: softmax attention and plain LLN in torch beside `lln bench`, problem by problem in
-one run, with the JSON of `lln bench` as output and the name of the peer in every result.
+"""Peers on the CPU: softmax attention and plain LLN in torch beside `lln bench`, problem by problem
+in one run, with the JSON of `lln bench` as output and the name of the peer in every result.
 
     pip install torch
     python3 bench/peers/cpu.py --set bench/sets/cpu.txt --output bench/results/cpu.json
@@ -26,15 +26,20 @@ except ImportError:
     sys.exit("bench/peers/cpu.py needs torch: pip install torch (the CPU build is enough)")
 
 PROBLEM = re.compile(
-    r"(?P<op>forward|backward|train):(?P<dtype>f32|f16|bf16):cpu:b(?P<b>\d+)h(?P<h>\d+)(?:k(?P<k>\d+))?"
-    r"n(?P<n>\d+)(?:m(?P<m>\d+))?d(?P<d>\d+)(?:v(?P<v>\d+))?:(?P<kind>lln|softmax)(?P<causal>:causal)?")
+    r"(?P<op>forward|backward|train):(?P<dtype>f32|f16|bf16):cpu:"
+    r"b(?P<b>\d+)h(?P<h>\d+)(?:k(?P<k>\d+))?"
+    r"n(?P<n>\d+)(?:m(?P<m>\d+))?d(?P<d>\d+)(?:v(?P<v>\d+))?"
+    r":(?P<kind>lln|softmax)(?P<causal>:causal)?"
+)
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 LONG_CALL = 2.0  # seconds: a call that takes longer is measured once, without a warm-up
 MOST_FLOPS = 1e12  # of softmax attention: more than ten seconds on a small machine
 
 
 def softmax_attention(q, k, v, alpha, beta, causal):
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+    return torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
+    )
 
 
 def grouped(q, k, v):
@@ -66,8 +71,18 @@ def softmax_flops(size, training):
 
 
 def sizes_of(problem):
-    return {name: int(problem[name] or problem[other]) for name, other in
-            (("b", "b"), ("h", "h"), ("k", "h"), ("n", "n"), ("m", "n"), ("d", "d"), ("v", "d"))}
+    return {
+        name: int(problem[name] or problem[other])
+        for name, other in (
+            ("b", "b"),
+            ("h", "h"),
+            ("k", "h"),
+            ("n", "n"),
+            ("m", "n"),
+            ("d", "d"),
+            ("v", "d"),
+        )
+    }
 
 
 def peers_of(problem):
@@ -106,6 +121,7 @@ def make_call(function, problem):
 
 def sample(call, seconds):
     """Milliseconds of calls after a warm-up, in order of size."""
+
     def timed():
         start = time.perf_counter()
         call()
@@ -128,8 +144,16 @@ def percentile(ordered, percent):
 
 
 def measure_ours(program, problems, arguments):
-    command = [program, "bench", *problems, "--json", "--threads", str(arguments.threads), "--seconds",
-               str(arguments.seconds)]
+    command = [
+        program,
+        "bench",
+        *problems,
+        "--json",
+        "--threads",
+        str(arguments.threads),
+        "--seconds",
+        str(arguments.seconds),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
@@ -139,15 +163,26 @@ def measure_ours(program, problems, arguments):
 def measure_peer(name, function, problem, ours, arguments):
     times = sample(make_call(function, problem), arguments.seconds)
     median = statistics.median(times)
-    return {**ours, "peer": name, "kernel": f"torch {torch.__version__}", "threads": torch.get_num_threads(),
-            "median_ms": median, "p10_ms": percentile(times, 10), "p90_ms": percentile(times, 90),
-            "ratio": median / ours["floor_ms"], "workspace_bytes": None}
+    return {
+        **ours,
+        "peer": name,
+        "kernel": f"torch {torch.__version__}",
+        "threads": torch.get_num_threads(),
+        "median_ms": median,
+        "p10_ms": percentile(times, 10),
+        "p90_ms": percentile(times, 90),
+        "ratio": median / ours["floor_ms"],
+        "workspace_bytes": None,
+    }
 
 
 def read_problems(arguments):
     problems = list(arguments.problem)
     if arguments.set:
-        lines = (line.split("#")[0].strip() for line in arguments.set.read_text(encoding="utf-8").splitlines())
+        lines = (
+            line.split("#")[0].strip()
+            for line in arguments.set.read_text(encoding="utf-8").splitlines()
+        )
         problems += [line for line in lines if line]
     if not problems:
         sys.exit("nothing to measure: give PROBLEM or --set FILE")
@@ -164,10 +199,14 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("problem", nargs="*", help="problem texts, as lln bench takes them")
     parser.add_argument("--set", type=pathlib.Path, help="file with one problem per line")
-    parser.add_argument("--program", default="build/release/bin/lln", help="the lln program (default: %(default)s)")
+    parser.add_argument(
+        "--program", default="build/release/bin/lln", help="the lln program (default: %(default)s)"
+    )
     parser.add_argument("--threads", type=int, default=0, help="0: one per hardware thread")
     parser.add_argument("--seconds", type=float, default=1.0, help="time for each problem and peer")
-    parser.add_argument("--output", type=pathlib.Path, help="where the JSON goes (default: standard output)")
+    parser.add_argument(
+        "--output", type=pathlib.Path, help="where the JSON goes (default: standard output)"
+    )
     parser.add_argument("--note", help="a sentence about the run, for the page")
     arguments = parser.parse_args()
     if not pathlib.Path(arguments.program).is_file():
@@ -188,8 +227,12 @@ def main():
         match = PROBLEM.fullmatch(ours["problem"])
         for name, function in (peers_of(match.groupdict()) if match else {}).items():
             results.append(measure_peer(name, function, match.groupdict(), ours, arguments))
-            print(f"{ours['problem']}  lln {ours['median_ms']:.3f} ms  {name} {results[-1]['median_ms']:.3f} ms",
-                  file=sys.stderr, flush=True)
+            print(
+                f"{ours['problem']}  lln {ours['median_ms']:.3f} ms  "
+                f"{name} {results[-1]['median_ms']:.3f} ms",
+                file=sys.stderr,
+                flush=True,
+            )
     machine = {**machines[0], "torch": torch.__version__}
     for key in ("fma_peak_gflops", "copy_gbs"):
         machine[key] = statistics.median(m[key] for m in machines)

@@ -13,28 +13,51 @@ from program import Scratch, lln
 FAST = ("--seconds", 0.01, "--threads", 1)
 LLN = "forward:f32:cpu:b1h2n64d16:lln"
 TRAIN = "train:bf16:cpu:b1h2n64d16:lln+diag16:causal"
-RESULT_KEYS = ["problem", "kernel", "threads", "median_ms", "p10_ms", "p90_ms", "bytes", "flops", "floor_ms", "ratio",
-               "workspace_bytes"]
+RESULT_KEYS = [
+    "problem",
+    "kernel",
+    "threads",
+    "median_ms",
+    "p10_ms",
+    "p90_ms",
+    "bytes",
+    "flops",
+    "floor_ms",
+    "ratio",
+    "workspace_bytes",
+]
 
 
 class Report(Scratch):
     def test_json_has_the_documented_form(self):
-        report = json.loads(lln("bench", "forward:f32:cpu:h2n64d16:lln", TRAIN, *FAST, "--json").stdout)
+        report = json.loads(
+            lln("bench", "forward:f32:cpu:h2n64d16:lln", TRAIN, *FAST, "--json").stdout
+        )
         self.assertEqual(list(report), ["machine", "results"])
-        self.assertEqual(list(report["machine"]), ["cpu", "target", "threads", "fma_peak_gflops", "copy_gbs"])
+        self.assertEqual(
+            list(report["machine"]), ["cpu", "target", "threads", "fma_peak_gflops", "copy_gbs"]
+        )
         self.assertEqual(report["machine"]["threads"], 1)
-        self.assertEqual(report["machine"]["target"], json.loads(lln("info", "--json").stdout)["cpu_target"])
+        self.assertEqual(
+            report["machine"]["target"], json.loads(lln("info", "--json").stdout)["cpu_target"]
+        )
         self.assertEqual([r["problem"] for r in report["results"]], [LLN, TRAIN])
         for result in report["results"]:
             self.assertEqual(list(result), RESULT_KEYS)
-            explained = json.loads(lln("explain", result["problem"], "--threads", 1, "--json").stdout)
+            explained = json.loads(
+                lln("explain", result["problem"], "--threads", 1, "--json").stdout
+            )
             self.assertEqual(result["kernel"], explained["kernel"])
             self.assertEqual(result["workspace_bytes"], explained["workspace_bytes"])
             self.assertEqual(result["bytes"], explained["minimal_bytes"])
             self.assertEqual(result["flops"], explained["minimal_flops"])
             self.assertLessEqual(result["p10_ms"], result["median_ms"])
             self.assertLessEqual(result["median_ms"], result["p90_ms"])
-            self.assertAlmostEqual(result["ratio"], result["median_ms"] / result["floor_ms"], delta=1e-6 * result["ratio"])
+            self.assertAlmostEqual(
+                result["ratio"],
+                result["median_ms"] / result["floor_ms"],
+                delta=1e-6 * result["ratio"],
+            )
 
     def test_text_has_a_line_per_problem(self):
         done = lln("bench", LLN, TRAIN, *FAST)
@@ -45,7 +68,9 @@ class Report(Scratch):
 
     def test_what_cannot_be_measured(self):
         self.assertIn("nothing to measure", lln("bench", expect=2).stderr)
-        self.assertIn("unknown op 'sideways'", lln("bench", "sideways:f32:cpu:n8d8:lln", expect=2).stderr)
+        self.assertIn(
+            "unknown op 'sideways'", lln("bench", "sideways:f32:cpu:n8d8:lln", expect=2).stderr
+        )
         for op in ("append", "step"):
             text = lln("bench", LLN, f"{op}:f32:cpu:n1d8:lln", expect=4).stderr
             self.assertIn(f"this build has no kernel for {op}", text)
@@ -69,7 +94,9 @@ class Sets(Scratch):
         self.assertIn("unknown dtype 'f33'", error["text"])
         error = json.loads(self.measured("# empty\n", expect=3))["error"]
         self.assertIn("holds no problem", error["text"])
-        self.assertIn("cannot be opened", lln("bench", "--set", self.path("missing"), expect=3).stderr)
+        self.assertIn(
+            "cannot be opened", lln("bench", "--set", self.path("missing"), expect=3).stderr
+        )
 
 
 class Compare(Scratch):
@@ -105,7 +132,9 @@ class Compare(Scratch):
         self.report["results"][0]["ratio"] *= 1000
         text = self.compared(self.report, LLN, TRAIN).stdout
         self.assertRegex(text, r"(?m) - +[\d.]+ +-  new$")
-        self.assertIn("holds none of the 1 problems", self.compared(self.report, TRAIN, expect=3).stderr)
+        self.assertIn(
+            "holds none of the 1 problems", self.compared(self.report, TRAIN, expect=3).stderr
+        )
 
     def test_results_of_others_are_left_out(self):
         ours, other = self.report["results"]
@@ -114,10 +143,14 @@ class Compare(Scratch):
         self.assertIn("0 of 1 worse", self.compared(self.report).stdout)
 
     def test_damaged_files(self):
-        for text, expected in (("{", "is not JSON"), ("[]", 'has no list "results"'), ('{"results": []}', "holds no result"),
-                               ('{"results": [{"problem": "x"}]}', "results[0] has no"),
-                               ('{"results": [{"problem": "x", "ratio": 1}]}', "problem 'x'"),
-                               (json.dumps({"results": [{"problem": LLN, "ratio": -1}]}), "is -1")):
+        for text, expected in (
+            ("{", "is not JSON"),
+            ("[]", 'has no list "results"'),
+            ('{"results": []}', "holds no result"),
+            ('{"results": [{"problem": "x"}]}', "results[0] has no"),
+            ('{"results": [{"problem": "x", "ratio": 1}]}', "problem 'x'"),
+            (json.dumps({"results": [{"problem": LLN, "ratio": -1}]}), "is -1"),
+        ):
             with self.subTest(text=text):
                 self.assertIn(expected, self.compared(text, expect=3).stderr)
         lln("bench", "--compare", self.path("missing"), expect=3)

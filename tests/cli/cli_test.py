@@ -10,9 +10,7 @@ import os
 import pty
 import re
 import resource
-import signal
 import subprocess
-import time
 import unittest
 
 import safetensors_file
@@ -268,37 +266,6 @@ class Terminal(Scratch):
             stdout = process.stdout.read()
         self.assertRegex(seen, rb"lln run: forward.*  \d+ s")
         self.assertEqual(stdout, b"")
-
-    def seen_when_stopped(self, reached, text):
-        """What a run shows that stands still for more than two seconds once reached(process)."""
-        process, terminal = self.start("--kind", "diag1")
-        with process:
-            while process.poll() is None and not reached(process):
-                pass
-            process.send_signal(signal.SIGSTOP)
-            time.sleep(2.2)
-            process.send_signal(signal.SIGCONT)
-            seen = self.read_until(terminal, text)
-            process.stdout.read()
-        return seen
-
-    def test_reading_and_writing_are_stages(self):
-        def has_input_open(process):
-            folder = f"/proc/{process.pid}/fd"
-            try:
-                return self.path("in") in (os.readlink(f"{folder}/{n}") for n in os.listdir(folder))
-            except OSError:  # a file that was closed meanwhile
-                return False
-
-        def has_begun_to_write(_):
-            return any(name.endswith(".part") for name in os.listdir(self.folder))
-
-        self.write_zeros(400000)
-        for stage, reached in ((b"reading", has_input_open), (b"writing", has_begun_to_write)):
-            text = b"lln run: " + stage
-            # The moment may be missed when the machine is busy.
-            attempts = (self.seen_when_stopped(reached, text) for _ in range(4))
-            self.assertTrue(any(text in seen for seen in attempts), stage)
 
     def test_nothing_is_shown_elsewhere(self):
         done = lln("demo", "--max-n", 1024, "--json")

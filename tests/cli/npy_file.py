@@ -25,5 +25,7 @@ def read(path):
     (length,) = struct.unpack("<H", raw[8:10])
     header = ast.literal_eval(raw[10 : 10 + length].decode())
     assert header["fortran_order"] is False
-    values = struct.unpack(f"<{math.prod(header['shape'])}{FORMATS[header['descr']]}", raw[10 + length :])
+    values = struct.unpack(
+        f"<{math.prod(header['shape'])}{FORMATS[header['descr']]}", raw[10 + length :]
+    )
     return header["descr"], list(header["shape"]), list(values)

@@ -19,8 +19,12 @@ class Npy(Scratch):
 
     def setUp(self):
         super().setUp()
-        self.tensors = {"q": self.normal(1, 2, 5, 3), "k": self.normal(1, 2, 5, 3), "v": self.normal(1, 2, 5, 4),
-                        "g": self.normal(1, 2, 5, 4)}
+        self.tensors = {
+            "q": self.normal(1, 2, 5, 3),
+            "k": self.normal(1, 2, 5, 3),
+            "v": self.normal(1, 2, 5, 4),
+            "g": self.normal(1, 2, 5, 4),
+        }
         for name, (_, shape, values) in self.tensors.items():
             npy_file.write(self.path(name + ".npy"), "<f4", shape, values)
         self.inputs = [word for name in "qkv" for word in ("--" + name, self.path(name + ".npy"))]
@@ -44,7 +48,9 @@ class Npy(Scratch):
         gradient = ("--g", self.path("g.npy"), "--backward")
         lln("run", *self.inputs, *gradient, "-o", self.path("a"), *self.SCALES)
         lln("run", self.path("in"), "--backward", "-o", self.path("b"), *self.SCALES)
-        self.assertEqual(safetensors_file.read(self.path("a"))[0], safetensors_file.read(self.path("b"))[0])
+        self.assertEqual(
+            safetensors_file.read(self.path("a"))[0], safetensors_file.read(self.path("b"))[0]
+        )
         text = self.refused(*self.inputs, *gradient, "-o", self.path("o.npy"))
         self.assertIn("holds one tensor, --backward writes several: use a safetensors file", text)
 
@@ -59,18 +65,27 @@ class Npy(Scratch):
         for name in "qkv":
             self.tensors[name] = ("BF16", *self.tensors[name][1:])
         safetensors_file.write(self.path("in"), self.tensors)
-        self.assertIn(".npy has no bf16: write a safetensors file",
-                      self.refused(self.path("in"), "-o", self.path("o.npy"), expect=3))
+        self.assertIn(
+            ".npy has no bf16: write a safetensors file",
+            self.refused(self.path("in"), "-o", self.path("o.npy"), expect=3),
+        )
 
     def test_faults(self):
         out = ("-o", self.path("o.npy"))
         self.assertIn("expected either IN or --q, --k and --v", self.refused(*out))
-        self.assertIn("expected either IN or --q, --k and --v", self.refused(self.path("in"), *self.inputs, *out))
+        self.assertIn(
+            "expected either IN or --q, --k and --v",
+            self.refused(self.path("in"), *self.inputs, *out),
+        )
         self.assertIn("given together", self.refused(*self.inputs[:4], *out))
         self.assertIn("IN is a safetensors file", self.refused(self.path("q.npy"), *out))
-        self.assertIn("would replace the input", self.refused(*self.inputs, "-o", self.path("v.npy")))
+        self.assertIn(
+            "would replace the input", self.refused(*self.inputs, "-o", self.path("v.npy"))
+        )
         npy_file.write(self.path("k.npy"), "<f8", *self.tensors["k"][1:])
-        self.assertIn("k is F64 [1, 2, 5, 3]: expected F32", self.refused(*self.inputs, *out, expect=3))
+        self.assertIn(
+            "k is F64 [1, 2, 5, 3]: expected F32", self.refused(*self.inputs, *out, expect=3)
+        )
         with open(self.path("k.npy"), "r+b") as file:
             file.truncate(100)
         self.assertIn(self.path("k.npy") + ": ", self.refused(*self.inputs, *out, expect=3))
