@@ -8,8 +8,7 @@
 #define LLN_CPU_BACKWARD_PARTS_INL_H_
 #endif
 
-#include "cpu/head-inl.h"
-#include "cpu/layout.h"
+#include "cpu/lln_backward-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lln::cpu {
@@ -57,16 +56,6 @@ HWY_INLINE Vec product_sum(const float* HWY_RESTRICT a, const float* HWY_RESTRIC
     sum = hn::MulAdd(hn::Load(kTag, a + l), hn::Load(kTag, b + l), sum);
   }
   return sum;
-}
-
-// out[row] = dot product of row `row` of a and of b; room for padded(count).
-HWY_INLINE void row_dots(std::int64_t count, std::int64_t width, const float* HWY_RESTRICT a,
-                         const float* HWY_RESTRICT b, float* HWY_RESTRICT out) {
-  RowVectors partial;
-  for (std::int64_t i = 0; i < count; ++i) {
-    partial.set(i, product_sum(a + i * width, b + i * width, width, hn::Zero(kTag)));
-  }
-  partial.sum(count, out);
 }
 
 // total[c] += sum over rows of a * b.
@@ -184,29 +173,35 @@ class BackwardParts {
     const Sequence& seq = *keys.sequence;
     const Rows dq = rows_of(call_.grads.dq, seq.batch, h, seq.q_begin);
     load_channels(head, tiles);
+    const RowWeights weights(head, dims_, state == nullptr ? State{} : state->state,
+                             tiles.shifted_c);
     const Grid chunks(segment, seq.key_first, dims_.chunk);
     for (std::int64_t i = 0; i < chunks.count(); ++i) {
-      if (state != nullptr) lln_rows(head, chunks[i], *state, sums, *row_sums, tiles);
+      const Range next = i + 1 < chunks.count() ? chunks[i + 1] : Range{};
+      if (state != nullptr) {
+        lln_rows(head, chunks[i], next, weights, *state, sums, *row_sums, dq, tiles);
+      }
       if (p_.kind != Kind::lln) diag_rows(keys, head, chunks[i], row_sums, tiles);
-      finish_rows(head, chunks[i], dq, row_sums, tiles);
+      if (!stores_directly(dq)) finish_rows(head, chunks[i], dq, row_sums, tiles);
     }
   }
 
   // Bidirectional: dk and dv of a segment of keys.
   void keys(const KeyHead& keys, Range segment, const GradientState* state, double* beta_sum,
             const BackwardTiles& tiles) const {
-    const Grid chunks(segment, keys.sequence->key_first, dims_.chunk);
+    const Sequence& seq = *keys.sequence;
+    const Rows dk = rows_of(call_.grads.dk, seq.batch, keys.head_k, seq.k_begin);
+    const Rows dv = rows_of(call_.grads.dv, seq.batch, keys.head_k, seq.k_begin);
+    const bool direct = seq.mask == nullptr && stores_directly(dk) && stores_directly(dv);
+    const Grid chunks(segment, seq.key_first, dims_.chunk);
     for (std::int64_t i = 0; i < chunks.count(); ++i) {
-      std::int64_t n = 0;
-      if (state != nullptr) {
-        n = lln_keys(keys, chunks[i], *state, beta_sum, tiles);
-      } else {
-        for (std::int64_t j = chunks[i].begin; j < chunks[i].end; ++j) {
-          if (keys.sequence->valid(j)) tiles.token[n++] = j;
-        }
-      }
+      const Range next = i + 1 < chunks.count() ? chunks[i + 1] : Range{};
+      const std::int64_t n =
+          state == nullptr
+              ? keys.select(chunks[i], tiles.token)
+              : lln_keys(keys, chunks[i], next, *state, beta_sum, dk, dv, direct, tiles);
       if (p_.kind != Kind::lln) diag_keys(keys, chunks[i], tiles);
-      finish_keys(keys, n, tiles);
+      if (!direct) finish_keys(keys, n, tiles);
     }
   }
 
@@ -339,79 +334,101 @@ class BackwardParts {
     }
   }
 
-  void lln_rows(const QueryHead& head, Range chunk, const GradientState& s, const QuerySums& sums,
-                const RowSums& row_sums, const BackwardTiles& tiles) const {
+  // The LLN part of a chunk of rows: dq, and the chunk's share of dC and t. `next` is the chunk after
+  // it.
+  void lln_rows(const QueryHead& head, Range chunk, Range next, const RowWeights& weights,
+                const GradientState& s, const QuerySums& sums, const RowSums& row_sums,
+                const Rows& dq, const BackwardTiles& tiles) const {
     const std::int64_t count = chunk.size();
+    const Sequence& seq = *head.sequence;
+    const ConstRows g_rows = rows_of(call_.grads.g, seq.batch, head.h, seq.q_begin);
     float* const slope = has_slope() ? tiles.slope : nullptr;
-    head.load(dims_, chunk, tiles.exponents, slope);
-    load_g(head, chunk, &lln_weight_, tiles.lln_channel, tiles.g);
     float* const w = tiles.exponents;
-    channel_weights(count, dims_, w, s.state.c, w, tiles.row_high, tiles.row_sum);
-    invert_sums(count, tiles.row_sum);
-    for (std::int64_t i = 0; i < count; ++i)
-      scale_row(w + i * dims_.dp, dims_.dp, tiles.row_sum[i]);
+    Ahead ahead(stream_of(head.q, next), stream_of(g_rows, next));
+    weights.make(chunk, w, tiles.row_factor, slope, ahead);
+    const bool g_in_place = in_place(g_rows) && !lln_weight_.per_channel();
+    if (!g_in_place) load_g(head, chunk, &lln_weight_, tiles.lln_channel, tiles.g);
+    const float* const g = g_in_place ? floats_of(g_rows, chunk.begin) : tiles.g;
+    const std::int64_t ldg = g_in_place ? leading_dim(g_rows) : dims_.dvp;
     if (wants_lln_channels()) {
-      gemm(count, dims_.dvp, dims_.d, by_rows(w, dims_.dp), s.state.values, dims_.dvp, tiles.lln_dv,
-           dims_.dvp, false);
+      gemm(count, dims_.dvp, dims_.d, by_rows(w, dims_.dp), s.state.values, dims_.dvp,
+           {tiles.lln_dv, dims_.dvp, false, tiles.row_factor});
       load_g(head, chunk, nullptr, nullptr, tiles.values);
       add_products(tiles.values, tiles.lln_dv, count, dims_, row_sums.lln_channel);
     }
-    gemm(count, dims_.dp, dims_.dv, by_rows(tiles.g, dims_.dvp), s.transposed, dims_.dp,
-         tiles.dweights, dims_.dp, false);
+    gemm(count, dims_.dp, dims_.dv, by_rows(g, ldg), s.transposed, dims_.dp,
+         {tiles.dweights, dims_.dp}, &ahead);
+    normalise_and_dot(count, dims_, w, tiles.dweights, tiles.row_factor, tiles.row_dots);
     if (request_.alpha) load_raw(head.q, chunk, tiles.raw);
-    row_dots(count, dims_.dp, w, tiles.dweights, tiles.row_dots);
-    for (std::int64_t i = 0; i < count; ++i) {
-      float* const row = w + i * dims_.dp;
-      const float* const dw = tiles.dweights + i * dims_.dp;
-      float* const dq = tiles.lln_d + i * dims_.dp;
-      const float delta = tiles.row_dots[i];
-      const float weight = head.row_weight(lln_weight_, chunk.begin + i);
-      const float alpha_sum = exponent_gradient(
-          row, dw, hn::Set(kTag, delta), nullptr, slope == nullptr ? nullptr : slope + i * dims_.dp,
-          request_.alpha ? tiles.raw + i * dims_.dp : nullptr, weight, dims_.dp, dq);
-      row_sums.alpha() += static_cast<double>(alpha_sum);
-      scale_row(dq, dims_.dp, head.alpha);
-      if (weight != 1.0F) scale_row(row, dims_.dp, weight);
-      add_scaled(sums.t, row, dims_.dp, delta, true);
+    const bool weighted = p_.kind == Kind::lln_diag;
+    for (std::int64_t i = 0; weighted && i < count; ++i) {
+      tiles.row_weight[i] = head.row_weight(lln_weight_, chunk.begin + i);
     }
-    gemm(dims_.d, dims_.dvp, count, by_columns(w, dims_.dp), tiles.g, dims_.dvp, sums.dvalues,
-         dims_.dvp, true);
+    ExponentGradient gradient{slope, request_.alpha ? tiles.raw : nullptr, head.alpha, tiles.lln_d,
+                              dims_.dp, whole_vectors(dims_.d)};
+    if (stores_directly(dq)) gradient.go_to(dq, chunk.begin);
+    row_sums.alpha() += static_cast<double>(
+        row_gradient(count, dims_.dp, w, tiles.dweights, tiles.row_dots,
+                     weighted ? tiles.row_weight : nullptr, gradient, sums.t));
+    Ahead ahead_of_dq(stream_of(dq, next), {});
+    gemm(dims_.d, g_in_place ? dims_.dv : dims_.dvp, count, by_columns(w, dims_.dp), g, ldg,
+         {sums.dvalues, dims_.dvp, true}, &ahead_of_dq);
   }
 
-  std::int64_t lln_keys(const KeyHead& keys, Range chunk, const GradientState& s, double* beta_sum,
+  // dk and dv of the LLN part for the valid keys of a chunk, in tiles or (`direct`) where the caller
+  // wants them; returns how many keys there are.
+  std::int64_t lln_keys(const KeyHead& keys, Range chunk, Range next, const GradientState& s,
+                        double* beta_sum, const Rows& dk, const Rows& dv, bool direct,
                         const BackwardTiles& tiles) const {
     float* const slope = has_slope() ? tiles.slope : nullptr;
-    const std::int64_t n =
-        keys.load(dims_, chunk, tiles.token, tiles.exponents, tiles.values, slope);
+    const std::int64_t n = keys.select(chunk, tiles.token);
+    const auto nth = [&](std::int64_t i) { return tiles.token[i]; };
     float* const kn = tiles.exponents;
+    Ahead ahead(stream_of(keys.k, next), stream_of(keys.v, next));
+    key_weights(keys, n, nth, s.state.c, slope, kn, ahead);
+    const bool v_in_place = keys.values_in_place();
+    if (!v_in_place) load_tile(keys.v, n, nth, tiles.values, dims_.dvp);
+    const float* const v = v_in_place ? floats_of(keys.v, chunk.begin) : tiles.values;
+    const std::int64_t ldv = v_in_place ? leading_dim(keys.v) : dims_.dvp;
+    gemm(n, dims_.dp, dims_.dv, by_rows(v, ldv), s.dtransposed, dims_.dp,
+         {tiles.dweights, dims_.dp}, &ahead);
+    if (request_.beta) load_tile(keys.k, n, nth, tiles.raw, dims_.dp);
+    ExponentGradient gradient{slope, request_.beta ? tiles.raw : nullptr, keys.beta, tiles.lln_d,
+                              dims_.dp, whole_vectors(dims_.d)};
+    if (direct) gradient.go_to(dk, chunk.begin);
+    *beta_sum += static_cast<double>(
+        key_gradient(n, dims_.dp, kn, tiles.dweights, s.sums.t, gradient));
+    Ahead ahead_of_gradients(stream_of(dk, next), stream_of(dv, next));
+    gemm(n, direct ? dims_.dv : dims_.dvp, dims_.d, by_rows(kn, dims_.dp), s.sums.dvalues,
+         dims_.dvp,
+         direct ? Product{floats_of(dv, chunk.begin), leading_dim(dv)}
+                : Product{tiles.lln_dv, dims_.dvp},
+         &ahead_of_gradients);
+    return n;
+  }
+
+  // Whether gradients of the LLN part are all of the caller's gradient and can be stored there.
+  bool stores_directly(const Rows& rows) const { return p_.kind == Kind::lln && in_place(rows); }
+
+  // kn[n, dp] = 2^(u - c), the weights of keys in the state. At most 1, since c is their sum.
+  template <class Token>
+  void key_weights(const KeyHead& keys, std::int64_t n, Token&& nth, const float* c, float* slope,
+                   float* kn, Ahead& ahead) const {
+    HWY_ALIGN float unused[kMaxDim];
+    if (are_exponents(keys.k, keys.feature) && all_within(c, keys.k.width, kLargestReference)) {
+      return weigh_keys({keys.k, log2_scale(keys.beta)}, n, nth, c, kn, dims_.dp, unused, ahead);
+    }
+    load_exponents(keys.k, n, nth, keys.feature, keys.power, keys.beta, kn, dims_.dp, slope);
     for (std::int64_t l = 0; l < dims_.dp; l += kLanes) {
       // Padding channels have c = -inf and exponents 0; any finite weight will do for them.
       const auto real = hn::FirstN(
           kTag, static_cast<std::size_t>(std::clamp<std::int64_t>(dims_.d - l, 0, kLanes)));
-      const Vec c = hn::IfThenElseZero(real, hn::Load(kTag, s.state.c + l));
+      const Vec shift = hn::IfThenElseZero(real, hn::Load(kTag, c + l));
       for (std::int64_t i = 0; i < n; ++i) {
         float* const x = kn + i * dims_.dp + l;
-        hn::Store(exp2(hn::Sub(hn::Load(kTag, x), c)), kTag, x);
+        hn::Store(exp2(hn::Sub(hn::Load(kTag, x), shift)), kTag, x);
       }
     }
-    gemm(n, dims_.dvp, dims_.d, by_rows(kn, dims_.dp), s.sums.dvalues, dims_.dvp, tiles.lln_dv,
-         dims_.dvp, false);
-    gemm(n, dims_.dp, dims_.dv, by_rows(tiles.values, dims_.dvp), s.dtransposed, dims_.dp,
-         tiles.dweights, dims_.dp, false);
-    if (request_.beta) {
-      load_tile(
-          keys.k, n, [&](std::int64_t i) { return tiles.token[i]; }, tiles.raw, dims_.dp);
-    }
-    for (std::int64_t i = 0; i < n; ++i) {
-      float* const dk = tiles.lln_d + i * dims_.dp;
-      const float sum =
-          exponent_gradient(kn + i * dims_.dp, tiles.dweights + i * dims_.dp, hn::Zero(kTag),
-                            s.sums.t, slope == nullptr ? nullptr : slope + i * dims_.dp,
-                            request_.beta ? tiles.raw + i * dims_.dp : nullptr, 1.0F, dims_.dp, dk);
-      *beta_sum += static_cast<double>(sum);
-      scale_row(dk, dims_.dp, keys.beta);
-    }
-    return n;
   }
 
   void load_raw(const ConstRows& rows, Range range, float* out) const {

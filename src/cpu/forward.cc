@@ -67,11 +67,24 @@ class Forward : KernelRun<ForwardLayout> {
     const Rows o = rows_of(call_.out.o, seq.batch, h, seq.q_begin);
     head.load_channels(lln_weight_, dims_, tiles.lln_channel);
     head.load_channels(diag_weight_, dims_, tiles.diag_channel);
-    const bool large = p_.has_lln() && largest_magnitude(state.values, dims_.state()) > kLargeValue;
+    const RowWeights weights(head, dims_, state, tiles.shifted_c);
+    const bool direct = p_.kind == Kind::lln && in_place(o);
     const Grid chunks(rows, seq.key_first, dims_.chunk);
     for (std::int64_t i = 0; i < chunks.count(); ++i) {
       const Range chunk = chunks[i];
-      if (p_.has_lln()) read_state(head, chunk, state, large, tiles);
+      const Range next = i + 1 < chunks.count() ? chunks[i + 1] : Range{};
+      Ahead ahead(stream_of(head.q, next), stream_of(o, next));
+      if (p_.has_lln()) {
+        weights.make(chunk, tiles.exponents, tiles.row_factor, nullptr, ahead);
+        Product product{tiles.lln, dims_.dvp, false, tiles.row_factor};
+        if (direct) {
+          product.out = floats_of(o, chunk.begin);
+          product.ld = leading_dim(o);
+        }
+        gemm(chunk.size(), direct ? dims_.dv : dims_.dvp, dims_.d,
+             by_rows(tiles.exponents, dims_.dp), state.values, dims_.dvp, product, &ahead);
+      }
+      if (direct) continue;
       if (p_.kind != Kind::lln) {
         const ScoreHead scores = head.scores(call_, keys, dims_, tiles.scores[0]);
         for_each_block(scores, chunk, [&](Range part, Range visible_keys) {
@@ -83,28 +96,11 @@ class Forward : KernelRun<ForwardLayout> {
     }
   }
 
-  // tiles.lln[chunk, dvp] = softmax over channels of (alpha q + c), times C; its rows are still to
-  // be multiplied by tiles.row_sum.
-  void read_state(const QueryHead& head, Range chunk, const State& state, bool large,
-                  const ForwardTiles& tiles) {
-    const std::int64_t count = chunk.size();
-    head.load(dims_, chunk, tiles.exponents, nullptr);
-    channel_weights(count, dims_, tiles.exponents, state.c, tiles.exponents, tiles.row_high,
-                    tiles.row_sum);
-    invert_sums(count, tiles.row_sum);
-    for (std::int64_t i = 0; large && i < count; ++i) {  // before the product, lest it overflow
-      scale_row(tiles.exponents + i * dims_.dp, dims_.dp, tiles.row_sum[i]);
-      tiles.row_sum[i] = 1;
-    }
-    gemm(count, dims_.dvp, dims_.d, by_rows(tiles.exponents, dims_.dp), state.values, dims_.dvp,
-         tiles.lln, dims_.dvp, false);
-  }
-
   void write_rows(const QueryHead& head, Range chunk, const Rows& o, const ForwardTiles& tiles) {
     const auto token = [&](std::int64_t i) { return chunk.begin + i; };
+    const auto one = [](std::int64_t) { return 1.0F; };
     if (p_.kind == Kind::lln) {
-      return store_tile(o, chunk.size(), token, tiles.lln, dims_.dvp,
-                        [&](std::int64_t i) { return tiles.row_sum[i]; });
+      return store_tile(o, chunk.size(), token, tiles.lln, dims_.dvp, one);
     }
     if (p_.kind == Kind::lln_diag) {
       for (std::int64_t i = 0; i < chunk.size(); ++i) {
@@ -112,10 +108,10 @@ class Forward : KernelRun<ForwardLayout> {
         add_part(diag, diag, tiles.diag_channel, head.row_weight(diag_weight_, token(i)), dims_.dvp,
                  false);
         add_part(diag, tiles.lln + i * dims_.dvp, tiles.lln_channel,
-                 tiles.row_sum[i] * head.row_weight(lln_weight_, token(i)), dims_.dvp, true);
+                 head.row_weight(lln_weight_, token(i)), dims_.dvp, true);
       }
     }
-    store_tile(o, chunk.size(), token, tiles.diag, dims_.dvp, [](std::int64_t) { return 1.0F; });
+    store_tile(o, chunk.size(), token, tiles.diag, dims_.dvp, one);
   }
 
   PartWeight lln_weight_, diag_weight_;

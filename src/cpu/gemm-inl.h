@@ -18,6 +18,8 @@ namespace HWY_NAMESPACE {
 // 32 vector registers: 6 x 4 accumulators, 4 of b, 1 of a. 16 registers: 6 x 2, 2 and 1.
 constexpr std::int64_t kTileRows = 6;
 constexpr std::int64_t kTileVectors = HWY_TARGET == HWY_AVX3 ? 4 : 2;
+// A line of the next tile is asked for in every so many steps of a product.
+constexpr std::int64_t kStepsPerLine = 2;
 
 // The left operand: a(m, k) = data[m * row + k * column], so that a transpose costs nothing.
 struct Left {
@@ -26,23 +28,76 @@ struct Left {
   std::int64_t column;
 };
 
+// Rows that the next tile will need, brought into the cache while a product runs: a line in every
+// step of it. Memory and arithmetic then overlap, which the hardware's own prefetching does not
+// achieve, because nothing is loaded from memory while a product runs.
+class Ahead {
+ public:
+  struct Stream {
+    const std::byte* at = nullptr;
+    std::int64_t row_lines = 0;  // cache lines of a row
+    std::int64_t jump = 0;       // bytes from the end of these to the next row
+    std::int64_t rows = 0;
+  };
+  static constexpr std::int64_t kLine = 64;
+
+  Ahead() = default;
+  Ahead(const Stream& first, const Stream& second)
+      : now_(first), line_(first.row_lines), second_(second) {}
+
+  template <int kCount>
+  HWY_INLINE void fetch_lines() {
+    fetch_line();
+    if constexpr (kCount > 1) fetch_lines<kCount - 1>();
+  }
+  HWY_INLINE void fetch_line() {
+    if (now_.rows == 0) return;
+    __builtin_prefetch(now_.at, 0, 2);
+    now_.at += kLine;
+    if (--line_ > 0) return;
+    now_.at += now_.jump;
+    if (--now_.rows == 0) {
+      now_ = second_;
+      second_.rows = 0;
+    }
+    line_ = now_.row_lines;
+  }
+
+ private:
+  Stream now_;
+  std::int64_t line_ = 0;  // lines left in this row
+  Stream second_;
+};
+
+// Where a product goes: out = factor * (a b), or out += a b. It and the right operand may be rows of
+// the caller's tensors, so they need no alignment.
+struct Product {
+  float* out;
+  std::int64_t ld;
+  bool accumulate = false;
+  const float* row_factor = nullptr;  // one per row; null: 1
+};
+
 template <std::int64_t kM, std::int64_t kV>
 HWY_INLINE void gemm_tile(std::int64_t k, const Left& a, const float* HWY_RESTRICT b,
-                          std::int64_t ldb, float* HWY_RESTRICT out, std::int64_t ldo,
-                          bool accumulate) {
+                          std::int64_t ldb, const Product& c, Ahead* shared_ahead) {
+  Ahead ahead = *shared_ahead;  // in registers inside the loop
+  float* HWY_RESTRICT const out = c.out;
+  const std::int64_t ldo = c.ld;
   Vec acc[kM][kV];
   HWY_UNROLL(8)
   for (std::int64_t i = 0; i < kM; ++i) {
     HWY_UNROLL(8)
     for (std::int64_t j = 0; j < kV; ++j) {
-      acc[i][j] = accumulate ? hn::Load(kTag, out + i * ldo + j * kLanes) : hn::Zero(kTag);
+      acc[i][j] = c.accumulate ? hn::LoadU(kTag, out + i * ldo + j * kLanes) : hn::Zero(kTag);
     }
   }
   const float* a_k = a.data;
   for (std::int64_t p = 0; p < k; ++p, a_k += a.column, b += ldb) {
+    if (p % kStepsPerLine == 0) ahead.fetch_line();
     Vec b_p[kV];
     HWY_UNROLL(8)
-    for (std::int64_t j = 0; j < kV; ++j) b_p[j] = hn::Load(kTag, b + j * kLanes);
+    for (std::int64_t j = 0; j < kV; ++j) b_p[j] = hn::LoadU(kTag, b + j * kLanes);
     HWY_UNROLL(8)
     for (std::int64_t i = 0; i < kM; ++i) {
       const Vec a_ip = hn::Set(kTag, a_k[i * a.row]);
@@ -50,53 +105,73 @@ HWY_INLINE void gemm_tile(std::int64_t k, const Left& a, const float* HWY_RESTRI
       for (std::int64_t j = 0; j < kV; ++j) acc[i][j] = hn::MulAdd(a_ip, b_p[j], acc[i][j]);
     }
   }
+  *shared_ahead = ahead;
+  if (c.row_factor != nullptr) {
+    HWY_UNROLL(8)
+    for (std::int64_t i = 0; i < kM; ++i) {
+      const Vec factor = hn::Set(kTag, c.row_factor[i]);
+      HWY_UNROLL(8)
+      for (std::int64_t j = 0; j < kV; ++j) acc[i][j] = hn::Mul(acc[i][j], factor);
+    }
+  }
   HWY_UNROLL(8)
   for (std::int64_t i = 0; i < kM; ++i) {
     HWY_UNROLL(8)
-    for (std::int64_t j = 0; j < kV; ++j) hn::Store(acc[i][j], kTag, out + i * ldo + j * kLanes);
+    for (std::int64_t j = 0; j < kV; ++j) hn::StoreU(acc[i][j], kTag, out + i * ldo + j * kLanes);
   }
 }
 
 template <std::int64_t kV>
 HWY_INLINE void gemm_columns(std::int64_t m, std::int64_t k, Left a, const float* b,
-                             std::int64_t ldb, float* out, std::int64_t ldo, bool accumulate) {
+                             std::int64_t ldb, Product c, Ahead* ahead) {
   for (; m >= kTileRows; m -= kTileRows) {
-    gemm_tile<kTileRows, kV>(k, a, b, ldb, out, ldo, accumulate);
+    gemm_tile<kTileRows, kV>(k, a, b, ldb, c, ahead);
     a.data += kTileRows * a.row;
-    out += kTileRows * ldo;
+    c.out += kTileRows * c.ld;
+    if (c.row_factor != nullptr) c.row_factor += kTileRows;
   }
   switch (m) {
     case 5:
-      return gemm_tile<5, kV>(k, a, b, ldb, out, ldo, accumulate);
+      return gemm_tile<5, kV>(k, a, b, ldb, c, ahead);
     case 4:
-      return gemm_tile<4, kV>(k, a, b, ldb, out, ldo, accumulate);
+      return gemm_tile<4, kV>(k, a, b, ldb, c, ahead);
     case 3:
-      return gemm_tile<3, kV>(k, a, b, ldb, out, ldo, accumulate);
+      return gemm_tile<3, kV>(k, a, b, ldb, c, ahead);
     case 2:
-      return gemm_tile<2, kV>(k, a, b, ldb, out, ldo, accumulate);
+      return gemm_tile<2, kV>(k, a, b, ldb, c, ahead);
     case 1:
-      return gemm_tile<1, kV>(k, a, b, ldb, out, ldo, accumulate);
+      return gemm_tile<1, kV>(k, a, b, ldb, c, ahead);
     default:
       return;
   }
 }
 
-// out[m, n] = (accumulate ? out : 0) + a[m, k] b[k, n]; n is a multiple of kPad.
+// c[m, n] = a[m, k] b[k, n]; n is a multiple of kLanes.
 HWY_NOINLINE inline void gemm(std::int64_t m, std::int64_t n, std::int64_t k, Left a,
-                              const float* b, std::int64_t ldb, float* out, std::int64_t ldo,
-                              bool accumulate) {
+                              const float* b, std::int64_t ldb, Product c, Ahead* ahead) {
   std::int64_t vectors = n / kLanes;
   while (vectors >= kTileVectors) {
-    gemm_columns<kTileVectors>(m, k, a, b, ldb, out, ldo, accumulate);
+    gemm_columns<kTileVectors>(m, k, a, b, ldb, c, ahead);
     b += kTileVectors * kLanes;
-    out += kTileVectors * kLanes;
+    c.out += kTileVectors * kLanes;
     vectors -= kTileVectors;
   }
   if constexpr (kTileVectors == 4) {
-    if (vectors == 3) gemm_columns<3>(m, k, a, b, ldb, out, ldo, accumulate);
-    if (vectors == 2) gemm_columns<2>(m, k, a, b, ldb, out, ldo, accumulate);
+    if (vectors == 3) gemm_columns<3>(m, k, a, b, ldb, c, ahead);
+    if (vectors == 2) gemm_columns<2>(m, k, a, b, ldb, c, ahead);
   }
-  if (vectors == 1) gemm_columns<1>(m, k, a, b, ldb, out, ldo, accumulate);
+  if (vectors == 1) gemm_columns<1>(m, k, a, b, ldb, c, ahead);
+}
+
+HWY_INLINE void gemm(std::int64_t m, std::int64_t n, std::int64_t k, Left a, const float* b,
+                     std::int64_t ldb, const Product& c) {
+  Ahead nothing;
+  gemm(m, n, k, a, b, ldb, c, &nothing);
+}
+
+HWY_INLINE void gemm(std::int64_t m, std::int64_t n, std::int64_t k, Left a, const float* b,
+                     std::int64_t ldb, float* out, std::int64_t ldo, bool accumulate) {
+  gemm(m, n, k, a, b, ldb, Product{out, ldo, accumulate});
 }
 
 // The same with rows of `a` that are rows of a tile, or columns of it.
@@ -123,6 +198,18 @@ HWY_INLINE float largest_magnitude(const float* tile, std::int64_t count) {
     largest = hn::Max(hn::Abs(hn::Load(kTag, tile + i)), largest);
   }
   return reduce_max(largest);
+}
+
+// Whether all magnitudes are at most `limit`; those of NaN are not. `count` is a multiple of kLanes.
+HWY_INLINE bool all_within(const float* tile, std::int64_t count, float limit) {
+  const Vec most = hn::Set(kTag, limit);
+  Vec excess = hn::Zero(kTag);  // all ones in a lane that had a larger magnitude or NaN
+  for (std::int64_t i = 0; i < count; i += kLanes) {
+    const auto inside = hn::Le(hn::Abs(hn::Load(kTag, tile + i)), most);
+    excess = hn::Or(excess, hn::VecFromMask(kTag, hn::Not(inside)));
+  }
+  const hn::RebindToUnsigned<Tag> du;
+  return hn::AllTrue(du, hn::Eq(hn::BitCast(du, excess), hn::Zero(du)));
 }
 
 // Whether a tile holds neither infinity nor NaN; `count` is a multiple of kPad.
@@ -166,29 +253,20 @@ HWY_INLINE void transpose(const float* HWY_RESTRICT src, std::int64_t lds, std::
 #endif
 }
 
-// One vector for each row of a tile, to be reduced over its lanes. Reducing many rows together has
-// no chain of dependent shuffles, which would cost more than the arithmetic of a row.
+// One vector for each row of a tile, to be reduced over its lanes. Reducing as many rows as there
+// are lanes together takes three instructions a row and no chain of dependent shuffles, which would
+// cost more than the arithmetic of a row.
 struct RowVectors {
   HWY_ALIGN float lanes[kMaxChunk * kLanes];  // [rows, lanes]
 
   HWY_INLINE void set(std::int64_t row, Vec v) { hn::Store(v, kTag, lanes + row * kLanes); }
+  HWY_INLINE Vec get(std::int64_t row) const { return hn::Load(kTag, lanes + row * kLanes); }
 
   // out[row] = combination of the row's lanes; up to kPad - 1 entries more than `rows` are written.
   template <class Combine>
   HWY_INLINE void reduce(std::int64_t rows, float* HWY_RESTRICT out, Combine&& combine) const {
-    if constexpr (kLanes == 1) {
-      std::copy(lanes, lanes + rows, out);
-    } else {
-      const std::int64_t ld = padded(rows);
-      HWY_ALIGN float turned[kMaxChunk * kLanes];  // [lanes, rows]
-      transpose(lanes, kLanes, rows, kLanes, turned, ld);
-      for (std::int64_t i = 0; i < ld; i += kLanes) {
-        Vec total = hn::Load(kTag, turned + i);
-        for (std::int64_t l = 1; l < kLanes; ++l) {
-          total = combine(total, hn::Load(kTag, turned + l * ld + i));
-        }
-        hn::Store(total, kTag, out + i);
-      }
+    for (std::int64_t i = 0; i < rows; i += kLanes) {
+      hn::Store(fold<kLanes>(lanes + i * kLanes, combine), kTag, out + i);
     }
   }
   HWY_INLINE void sum(std::int64_t rows, float* out) const {
@@ -196,6 +274,22 @@ struct RowVectors {
   }
   HWY_INLINE void max(std::int64_t rows, float* out) const {
     reduce(rows, out, [](Vec a, Vec b) HWY_ATTR { return hn::Max(a, b); });
+  }
+
+ private:
+  // kRows rows side by side, each folded to kLanes / kRows lanes: neighbours are combined, level
+  // by level, until a row is one lane.
+  template <std::int64_t kRows, class Combine>
+  static HWY_INLINE Vec fold(const float* HWY_RESTRICT first,
+                             [[maybe_unused]] Combine&& combine) {
+#if HWY_TARGET != HWY_SCALAR
+    if constexpr (kRows > 1) {
+      const Vec low = fold<kRows / 2>(first, combine);
+      const Vec high = fold<kRows / 2>(first + kRows / 2 * kLanes, combine);
+      return combine(hn::ConcatEven(kTag, high, low), hn::ConcatOdd(kTag, high, low));
+    }
+#endif
+    return hn::Load(kTag, first);
   }
 };
 

@@ -15,6 +15,32 @@ HWY_BEFORE_NAMESPACE();
 namespace lln::cpu {
 namespace HWY_NAMESPACE {
 
+// Rows of f32 in whole vectors can be operands and results of products where they lie.
+template <class AnyRows>
+HWY_INLINE bool in_place(const AnyRows& rows) {
+  return rows.dtype == DType::f32 && rows.width % kLanes == 0;
+}
+
+// Row i as floats, and how many of them lie between rows.
+HWY_INLINE const float* floats_of(const ConstRows& rows, std::int64_t i) {
+  return reinterpret_cast<const float*>(rows.row(i));
+}
+HWY_INLINE float* floats_of(const Rows& rows, std::int64_t i) {
+  return reinterpret_cast<float*>(rows.row(i));
+}
+template <class AnyRows>
+HWY_INLINE std::int64_t leading_dim(const AnyRows& rows) {
+  return rows.stride / static_cast<std::int64_t>(sizeof(float));
+}
+
+// The rows of a range, to be fetched ahead.
+template <class AnyRows>
+HWY_INLINE Ahead::Stream stream_of(const AnyRows& rows, Range range) {
+  const std::int64_t bytes = rows.width * static_cast<std::int64_t>(size_of(rows.dtype));
+  const std::int64_t lines = ceil_div(bytes, Ahead::kLine);
+  return {rows.row(range.begin), lines, rows.stride - lines * Ahead::kLine, range.size()};
+}
+
 // Key head `head_k` of a sequence.
 struct KeyHead {
   KeyHead(const Call& call, std::int64_t s, std::int64_t head)
@@ -36,33 +62,32 @@ struct KeyHead {
   float power;
   float beta = 1;
 
-  // The valid keys of a range: their tokens, exponents u and values. Returns how many there are.
-  // `slope` receives f' where the feature map is not exp.
-  HWY_INLINE std::int64_t load(const Dims& dims, Range keys, std::int64_t* token, float* u,
-                               float* values, float* slope) const {
-    if (sequence->mask == nullptr) {
-      const std::int64_t count = keys.size();
-      for (std::int64_t i = 0; i < count; ++i) token[i] = keys.begin + i;
-      load_rows(
-          dims, count, [&](std::int64_t i) { return keys.begin + i; }, u, values, slope);
-      return count;
-    }
+  // The valid keys of a range; returns how many there are.
+  HWY_INLINE std::int64_t select(Range keys, std::int64_t* token) const {
     std::int64_t count = 0;
-    for (std::int64_t j = keys.begin; j < keys.end; ++j) {
-      if (sequence->valid(j)) token[count++] = j;
+    if (sequence->mask == nullptr) {
+      for (std::int64_t j = keys.begin; j < keys.end; ++j) token[count++] = j;
+    } else {
+      for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+        if (sequence->valid(j)) token[count++] = j;
+      }
     }
-    load_rows(
-        dims, count, [&](std::int64_t i) { return token[i]; }, u, values, slope);
     return count;
   }
 
- private:
-  template <class Token>
-  HWY_INLINE void load_rows(const Dims& dims, std::int64_t count, Token&& nth, float* u,
-                            float* values, float* slope) const {
+  // The same with their exponents u and values. `slope` receives f' where the feature map is not
+  // exp.
+  HWY_INLINE std::int64_t load(const Dims& dims, Range keys, std::int64_t* token, float* u,
+                               float* values, float* slope) const {
+    const std::int64_t count = select(keys, token);
+    const auto nth = [token](std::int64_t i) { return token[i]; };
     load_exponents(k, count, nth, feature, power, beta, u, dims.dp, slope);
     load_tile(v, count, nth, values, dims.dvp);
+    return count;
   }
+
+  // Whether values can be taken where they lie: no key between them is left out.
+  bool values_in_place() const { return in_place(v) && sequence->mask == nullptr; }
 };
 
 // Query head `h` of a sequence.
@@ -110,6 +135,49 @@ struct QueryHead {
   }
 };
 
+// The weights of the channels for rows of a query head that read a state: 2^(a + c), scaled row by
+// row, and the factors that make them probabilities. Made in one pass over the caller's rows where
+// the feature map is exp; the careful way, with the maximum of each row, where that pass cannot be
+// trusted.
+class RowWeights {
+ public:
+  // `shifted` [dp] is memory for c minus its maximum.
+  RowWeights(const QueryHead& head, const Dims& dims, const State& state, float* shifted)
+      : head_(head), dims_(dims), c_(state.c), shifted_(shifted) {
+    if (c_ == nullptr) return;  // no LLN part
+    large_ = !all_within(state.values, dims.state(), kLargeValue);
+    fast_ = !large_ && are_exponents(head.q, head.feature) && shift_channels(dims, c_, shifted);
+  }
+
+  // weights [rows, dp], factor [rows] with room for padded(rows). `slope` receives f' where the
+  // feature map is not exp.
+  HWY_INLINE void make(Range rows, float* weights, float* factor, float* slope,
+                       Ahead& ahead) const {
+    const std::int64_t count = rows.size();
+    if (fast_) {
+      weigh_rows({head_.q, log2_scale(head_.alpha)}, rows.begin, count, shifted_, weights, dims_.dp,
+                 factor, ahead);
+      if (row_sums_are_safe(factor, count)) return invert_sums(count, factor);
+    }
+    HWY_ALIGN float high[kMaxChunk];
+    head_.load(dims_, rows, weights, slope);
+    channel_weights(count, dims_, weights, c_, weights, high, factor);
+    invert_sums(count, factor);
+    for (std::int64_t i = 0; large_ && i < count; ++i) {  // lest a product overflow
+      scale_row(weights + i * dims_.dp, dims_.dp, factor[i]);
+      factor[i] = 1;
+    }
+  }
+
+ private:
+  const QueryHead& head_;
+  const Dims& dims_;
+  const float* c_;
+  float* shifted_;
+  bool large_ = false;
+  bool fast_ = false;
+};
+
 // out = factor * channel * in, added to what is there or not; out may be in.
 HWY_INLINE void add_part(float* out, const float* in, const float* channel, float factor,
                          std::int64_t width, bool accumulate) {
@@ -155,9 +223,53 @@ HWY_INLINE void join_segments(const Dims& dims, const KeySums* sums, std::int64_
   for (std::int64_t i = 0; i < count; ++i) join(dims, i == 0 ? nullptr : &state, sums[i], state);
 }
 
+// The sums over a range of keys, from nothing, in one pass over the caller's rows. False where they
+// cannot be trusted.
+HWY_INLINE bool sum_keys_fast(const Dims& dims, const KeyHead& head, Range keys,
+                              std::int64_t* token, float* weights, float* values,
+                              const KeySums& sums) {
+  reset(sums, dims);
+  const Exponents u{head.k, log2_scale(head.beta)};
+  const std::int64_t width = head.k.width;
+  const auto nth = [token](std::int64_t i) { return token[i]; };
+  const bool values_in_place = head.values_in_place();
+  HWY_ALIGN float tile_sum[kMaxDim], high[kMaxDim];
+  bool empty = true;
+  const Grid chunks(keys, keys.begin, dims.chunk);
+  for (std::int64_t i = 0; i < chunks.count(); ++i) {
+    const std::int64_t count = head.select(chunks[i], token);
+    if (count == 0) continue;
+    if (empty) highest_exponents(u, count, nth, sums.m);
+    empty = false;
+    const Range next = i + 1 < chunks.count() ? chunks[i + 1] : Range{};
+    Ahead ahead(stream_of(head.k, next), stream_of(head.v, next));
+    weigh_keys(u, count, nth, sums.m, weights, dims.dp, tile_sum, ahead);
+    if (exceeds_reference(tile_sum, width, count)) {
+      highest_exponents(u, count, nth, high);
+      raise_reference(high, width, dims, sums);
+      weigh_keys(u, count, nth, sums.m, weights, dims.dp, tile_sum, ahead);
+    }
+    add_scaled(sums.s, tile_sum, width, 1.0F, true);
+    if (values_in_place) {
+      gemm(dims.d, dims.dv, count, by_columns(weights, dims.dp),
+           floats_of(head.v, chunks[i].begin), leading_dim(head.v), {sums.a, dims.dvp, true},
+           &ahead);
+    } else {
+      load_tile(head.v, count, nth, values, dims.dvp);
+      gemm(dims.d, dims.dvp, count, by_columns(weights, dims.dp), values, dims.dvp,
+           {sums.a, dims.dvp, true}, &ahead);
+    }
+  }
+  return empty || sums_are_safe(dims, width, sums);
+}
+
 // The sums over a range of keys, from nothing.
 HWY_INLINE void sum_keys(const Dims& dims, const KeyHead& head, Range keys, std::int64_t* token,
                          float* exponents, float* values, const KeySums& sums) {
+  if (are_exponents(head.k, head.feature) &&
+      sum_keys_fast(dims, head, keys, token, exponents, values, sums)) {
+    return;
+  }
   reset(sums, dims);
   const Grid chunks(keys, keys.begin, dims.chunk);
   for (std::int64_t i = 0; i < chunks.count(); ++i) {

@@ -19,8 +19,8 @@ struct ForwardTiles {
         lln(arena.floats(padded(dims.chunk) * dims.dvp)),
         diag(arena.floats(padded(dims.chunk) * dims.dvp)),
         row(arena.floats(dims.dvp)),
-        row_high(arena.floats(padded(dims.chunk))),
-        row_sum(arena.floats(padded(dims.chunk))),
+        shifted_c(arena.floats(dims.dp)),
+        row_factor(arena.floats(padded(dims.chunk))),
         lln_channel(arena.floats(dims.dvp)),
         diag_channel(arena.floats(dims.dvp)) {
     arena.fill(scores, p.kind != Kind::lln ? 1 : 0, dims, /*backward=*/false);
@@ -31,8 +31,8 @@ struct ForwardTiles {
   float* lln;                      // [chunk, dvp] rows of the LLN part
   float* diag;                     // [chunk, dvp] rows of the block-diagonal part
   float* row;                      // [dvp]
-  float* row_high;                 // [chunk]
-  float* row_sum;                  // [chunk]
+  float* shifted_c;                // [dp] c of the state, its maximum 0
+  float* row_factor;               // [chunk] what makes weights probabilities
   float* lln_channel;              // [dvp] weights
   float* diag_channel;             // [dvp]
   std::vector<ScoreTiles> scores;  // one or none
@@ -69,8 +69,9 @@ struct BackwardTiles {
         lln_dv(arena.floats(padded(dims.chunk) * dims.dvp)),
         diag_dv(arena.floats(padded(dims.chunk) * dims.dvp)),
         row_dots(arena.floats(2 * kMaxChunk)),
-        row_high(arena.floats(padded(dims.chunk))),
-        row_sum(arena.floats(padded(dims.chunk))),
+        shifted_c(arena.floats(dims.dp)),
+        row_factor(arena.floats(padded(dims.chunk))),
+        row_weight(arena.floats(padded(dims.chunk))),
         lln_channel(arena.floats(dims.dvp)),
         diag_channel(arena.floats(dims.dvp)) {
     arena.fill(scores, p.kind != Kind::lln ? 1 : 0, dims, /*backward=*/true);
@@ -93,8 +94,9 @@ struct BackwardTiles {
   float* lln_dv;                   // [chunk, dvp]
   float* diag_dv;                  // [chunk, dvp]
   float* row_dots;                 // [2, chunk]: g . LLN and g . Diag
-  float* row_high;                 // [chunk]
-  float* row_sum;                  // [chunk]
+  float* shifted_c;                // [dp] c of the state, its maximum 0
+  float* row_factor;               // [chunk] what makes weights probabilities
+  float* row_weight;               // [chunk] weight of the LLN part
   float* lln_channel;              // [dvp] weights
   float* diag_channel;             // [dvp]
   std::vector<ScoreTiles> scores;  // one or none

@@ -9,7 +9,7 @@
 #define LLN_CPU_LLN_INL_H_
 #endif
 
-#include "cpu/gemm-inl.h"
+#include "cpu/exponentials-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lln::cpu {
@@ -41,7 +41,19 @@ HWY_INLINE Vec column_max(const float* HWY_RESTRICT u, std::int64_t count, std::
   return hn::Max(hn::Max(a, b), hn::Max(c, d));
 }
 
-// Raises the reference of the channels in which the tile exceeds it; rescales their sums.
+// Makes `raised` the reference of the channels from c on; rescales their sums.
+HWY_INLINE void raise_channels(const Dims& dims, std::int64_t c, Vec raised, const KeySums& sums) {
+  HWY_ALIGN float factor[kLanes];
+  hn::Store(exp2(hn::Sub(hn::Load(kTag, sums.m + c), raised)), kTag, factor);
+  hn::Store(raised, kTag, sums.m + c);
+  for (std::int64_t l = 0; l < kLanes; ++l) {
+    if (factor[l] == 1.0F) continue;
+    sums.s[c + l] *= factor[l];
+    scale_row(sums.a + (c + l) * dims.dvp, dims.dvp, factor[l]);
+  }
+}
+
+// Raises the reference of the channels in which the tile exceeds it.
 HWY_INLINE void raise_reference(const Dims& dims, const float* HWY_RESTRICT u, std::int64_t count,
                                 const KeySums& sums) {
   for (std::int64_t c = 0; c < dims.dp; c += kLanes) {
@@ -49,20 +61,37 @@ HWY_INLINE void raise_reference(const Dims& dims, const float* HWY_RESTRICT u, s
     const Vec m = hn::Load(kTag, sums.m + c);
     const auto above = hn::Gt(high, hn::Add(m, hn::Set(kTag, kReferenceSlack)));
     if (hn::AllFalse(kTag, above)) continue;
-    const Vec raised = hn::IfThenElse(above, high, m);
-    HWY_ALIGN float factor[kLanes];
-    hn::Store(exp2(hn::Sub(m, raised)), kTag, factor);
-    hn::Store(raised, kTag, sums.m + c);
-    for (std::int64_t l = 0; l < kLanes; ++l) {
-      if (factor[l] == 1.0F) continue;
-      sums.s[c + l] *= factor[l];
-      const Vec f = hn::Set(kTag, factor[l]);
-      float* const row = sums.a + (c + l) * dims.dvp;
-      for (std::int64_t e = 0; e < dims.dvp; e += kLanes) {
-        hn::Store(hn::Mul(hn::Load(kTag, row + e), f), kTag, row + e);
-      }
-    }
+    raise_channels(dims, c, hn::IfThenElse(above, high, m), sums);
   }
+}
+
+// Whether a channel's weights in a tile of `count` keys add up to more than the slack allows.
+HWY_INLINE bool exceeds_reference(const float* HWY_RESTRICT tile_sum, std::int64_t width,
+                                  std::int64_t count) {
+  const Vec most = hn::Set(kTag, std::exp2(kReferenceSlack) * static_cast<float>(count));
+  for (std::int64_t c = 0; c < width; c += kLanes) {
+    if (!hn::AllFalse(kTag, hn::Gt(hn::Load(kTag, tile_sum + c), most))) return true;
+  }
+  return false;
+}
+
+// The reference of all channels becomes at least `high`.
+HWY_INLINE void raise_reference(const float* HWY_RESTRICT high, std::int64_t width,
+                                const Dims& dims, const KeySums& sums) {
+  for (std::int64_t c = 0; c < width; c += kLanes) {
+    const Vec m = hn::Load(kTag, sums.m + c);
+    raise_channels(dims, c, hn::Max(m, hn::Load(kTag, high + c)), sums);
+  }
+}
+
+// References of up to this magnitude are far from the limits of f32.
+constexpr float kLargestReference = 0x1p100F;
+
+// Whether optimistic sums can be trusted: references far from the limits of f32, and nothing that
+// overflowed or came near it.
+HWY_INLINE bool sums_are_safe(const Dims& dims, std::int64_t width, const KeySums& sums) {
+  return all_within(sums.m, width, kLargestReference) && all_within(sums.s, width, kLargeValue) &&
+         all_within(sums.a, dims.state(), kLargeValue);
 }
 
 // Adds `count` keys with exponents u[count, dp] and values v[count, dvp]. u becomes 2^(u - m).
@@ -151,6 +180,14 @@ HWY_INLINE void channel_weights(std::int64_t count, const Dims& dims, const floa
     partial.set(i, total);
   }
   partial.sum(count, sum);
+}
+
+// out = c - max(c), and whether that can be done: there are keys, and c is far from the limits.
+HWY_INLINE bool shift_channels(const Dims& dims, const float* c, float* out) {
+  float high = kNegInf;
+  for (std::int64_t l = 0; l < dims.d; ++l) high = std::max(high, c[l]);
+  for (std::int64_t l = 0; l < dims.dp; ++l) out[l] = c[l] - high;
+  return std::abs(high) < kLargestReference;
 }
 
 // 1 / sum, or 0 where the sum is 0 (a row without keys).

@@ -16,14 +16,18 @@ namespace lln::cpu {
 // Rows of scratch tiles are padded to this many floats: the widest vector, so that no loop has a
 // tail.
 inline constexpr std::int64_t kPad = 16;
+// Channels of a head, at most (the border refuses more).
+inline constexpr std::int64_t kMaxDim = 256;
 // Tokens worked on at once. 64 rows of 64 channels are 16 KiB: keys, values and the state of a head
 // of dimension 64 stay in a 48 KiB first-level cache.
 inline constexpr std::int64_t kChunk = 64;
 // Largest chunk; also the largest diagonal block whose scores are held at once.
 inline constexpr std::int64_t kMaxChunk = 128;
-// Bidirectional: a task handles at least this many tokens, and a sequence has at most this many
-// tasks for each head, so that partial states take no memory that grows with the sequence.
+// Bidirectional: a task handles at least this many tokens; a long sequence has 16 tasks or more for
+// each head, in tasks of up to kLongSegmentTokens (the start of a task waits for memory), and at
+// most kMaxSegments, so that partial states take no memory that grows with the sequence.
 inline constexpr std::int64_t kSegmentTokens = 512;
+inline constexpr std::int64_t kLongSegmentTokens = 2048;
 inline constexpr std::int64_t kMaxSegments = 64;
 // Causal: tokens between two stored states.
 inline constexpr std::int64_t kCausalSegmentTokens = 2048;
@@ -75,8 +79,8 @@ inline std::int64_t chunk_tokens(const Problem& p) {
 // Length of a bidirectional segment of `tokens`: a multiple of the chunk that depends on the
 // sequence alone.
 inline std::int64_t segment_tokens(std::int64_t tokens, std::int64_t chunk) {
-  const std::int64_t least = std::max(kSegmentTokens, ceil_div(tokens, kMaxSegments));
-  return ceil_div(least, chunk) * chunk;
+  const std::int64_t usual = std::clamp(tokens / 16, kSegmentTokens, kLongSegmentTokens);
+  return ceil_div(std::max(usual, ceil_div(tokens, kMaxSegments)), chunk) * chunk;
 }
 
 // More segments than any sequence of `tokens` has (one more than the cuts between them).

@@ -1,0 +1,185 @@
+// The exponentials of LLN taken straight from rows of q or k, one pass over a tile: scale, shift,
+// 2^x, sums. The passes are optimistic: they take it for granted that the shift keeps exponents in
+// the range of f32, and report what the caller needs to see whether it did. Nearly always it did;
+// otherwise the careful functions of lln-inl.h do the tile again.
+// SPDX-License-Identifier: Apache-2.0
+#if defined(LLN_CPU_EXPONENTIALS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef LLN_CPU_EXPONENTIALS_INL_H_
+#undef LLN_CPU_EXPONENTIALS_INL_H_
+#else
+#define LLN_CPU_EXPONENTIALS_INL_H_
+#endif
+
+#include "cpu/gemm-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lln::cpu {
+namespace HWY_NAMESPACE {
+
+// Rows of exponents: scale * x, in units of log2. Either the caller's tensor or a tile.
+struct Exponents {
+  ConstRows rows;
+  float scale;
+};
+
+// The exponents of q or k under the exponential are the rows themselves.
+HWY_INLINE bool are_exponents(const ConstRows& rows, Feature feature) {
+  return feature == Feature::exp && rows.width % kLanes == 0;
+}
+
+// Calls body(vectors, column) for groups of at most 4 vectors that cover `width` channels; the
+// number of vectors is a constant, so that a group's sums stay in registers.
+template <class Body>
+HWY_INLINE void for_column_groups(std::int64_t width, Body&& body) {
+  std::int64_t c = 0;
+  for (; c + 4 * kLanes <= width; c += 4 * kLanes) {
+    body(std::integral_constant<std::int64_t, 4>{}, c);
+  }
+  switch ((width - c) / kLanes) {
+    case 3:
+      return body(std::integral_constant<std::int64_t, 3>{}, c);
+    case 2:
+      return body(std::integral_constant<std::int64_t, 2>{}, c);
+    case 1:
+      return body(std::integral_constant<std::int64_t, 1>{}, c);
+    default:
+      return;
+  }
+}
+
+// Cache lines of the next tile that are asked for beside each row (and group) of this one.
+constexpr int kLinesPerRow = 3;
+
+template <DType kType, std::int64_t kVectors, class Token>
+HWY_INLINE void highest_in_group(const Exponents& u, std::int64_t count, Token&& token,
+                                 std::int64_t c, float* HWY_RESTRICT high) {
+  const Vec scale = hn::Set(kTag, u.scale);
+  Vec top[kVectors];
+  HWY_UNROLL(4)
+  for (std::int64_t j = 0; j < kVectors; ++j) top[j] = hn::Set(kTag, kLowest);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::byte* const row = u.rows.row(token(i)) + c * bytes_of<kType>();
+    HWY_UNROLL(4)
+    for (std::int64_t j = 0; j < kVectors; ++j) {
+      const Vec x = load_lanes<kType>(row + j * kLanes * bytes_of<kType>());
+      top[j] = hn::Max(top[j], hn::Mul(x, scale));
+    }
+  }
+  HWY_UNROLL(4)
+  for (std::int64_t j = 0; j < kVectors; ++j) hn::Store(top[j], kTag, high + c + j * kLanes);
+}
+
+// high[l] = the largest exponent of channel l.
+template <class Token>
+HWY_INLINE void highest_exponents(const Exponents& u, std::int64_t count, Token&& token,
+                                  float* HWY_RESTRICT high) {
+  with_type(u.rows.dtype, [&](auto type) HWY_ATTR {
+    for_column_groups(u.rows.width, [&](auto vectors, std::int64_t c) HWY_ATTR {
+      highest_in_group<type(), vectors()>(u, count, token, c, high);
+    });
+  });
+}
+
+template <DType kType, std::int64_t kVectors, class Token>
+HWY_INLINE void weigh_key_group(const Exponents& u, std::int64_t count, Token&& token,
+                                std::int64_t c, const float* HWY_RESTRICT m,
+                                float* HWY_RESTRICT weights, std::int64_t ld,
+                                float* HWY_RESTRICT sum, Ahead& shared_ahead) {
+  Ahead ahead = shared_ahead;
+  const Vec scale = hn::Set(kTag, u.scale);
+  Vec shift[kVectors], total[kVectors];
+  HWY_UNROLL(4)
+  for (std::int64_t j = 0; j < kVectors; ++j) {
+    shift[j] = hn::Load(kTag, m + c + j * kLanes);
+    total[j] = hn::Zero(kTag);
+  }
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::byte* const row = u.rows.row(token(i)) + c * bytes_of<kType>();
+    ahead.fetch_lines<kLinesPerRow>();
+    HWY_UNROLL(4)
+    for (std::int64_t j = 0; j < kVectors; ++j) {
+      const Vec x = load_lanes<kType>(row + j * kLanes * bytes_of<kType>());
+      const Vec e = exp2(hn::MulSub(x, scale, shift[j]));
+      total[j] = hn::Add(total[j], e);
+      hn::Store(e, kTag, weights + i * ld + c + j * kLanes);
+    }
+  }
+  HWY_UNROLL(4)
+  for (std::int64_t j = 0; j < kVectors; ++j) hn::Store(total[j], kTag, sum + c + j * kLanes);
+  shared_ahead = ahead;
+}
+
+// weights[i, l] = 2^(u_il - m_l), sum[l] their sum over the tile: inf where a weight overflowed.
+template <class Token>
+HWY_INLINE void weigh_keys(const Exponents& u, std::int64_t count, Token&& token,
+                           const float* HWY_RESTRICT m, float* HWY_RESTRICT weights,
+                           std::int64_t ld, float* HWY_RESTRICT sum, Ahead& ahead) {
+  with_type(u.rows.dtype, [&](auto type) HWY_ATTR {
+    for_column_groups(u.rows.width, [&](auto vectors, std::int64_t c) HWY_ATTR {
+      weigh_key_group<type(), vectors()>(u, count, token, c, m, weights, ld, sum, ahead);
+    });
+  });
+}
+
+template <DType kType, std::int64_t kVectors>
+HWY_INLINE void weigh_row_group(const Exponents& a, std::int64_t first, std::int64_t count,
+                                std::int64_t column, const float* HWY_RESTRICT c,
+                                float* HWY_RESTRICT weights, std::int64_t ld,
+                                RowVectors& partial, Ahead& shared_ahead) {
+  Ahead ahead = shared_ahead;
+  const Vec scale = hn::Set(kTag, a.scale);
+  Vec shift[kVectors];
+  HWY_UNROLL(4)
+  for (std::int64_t j = 0; j < kVectors; ++j) {
+    shift[j] = hn::Load(kTag, c + column + j * kLanes);
+  }
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::byte* const row = a.rows.row(first + i) + column * bytes_of<kType>();
+    ahead.fetch_lines<kLinesPerRow>();
+    Vec e[kVectors];
+    HWY_UNROLL(4)
+    for (std::int64_t j = 0; j < kVectors; ++j) {
+      const Vec x = load_lanes<kType>(row + j * kLanes * bytes_of<kType>());
+      e[j] = exp2(hn::MulAdd(x, scale, shift[j]));
+      hn::Store(e[j], kTag, weights + i * ld + column + j * kLanes);
+    }
+    Vec total = column == 0 ? hn::Zero(kTag) : partial.get(i);
+    HWY_UNROLL(4)
+    for (std::int64_t j = 0; j < kVectors; ++j) total = hn::Add(total, e[j]);
+    partial.set(i, total);
+  }
+  shared_ahead = ahead;
+}
+
+// weights[i, l] = 2^(a_il + c_l) for the rows from `first` on, sum[i] their sum over the channels
+// (room for padded(count)).
+HWY_INLINE void weigh_rows(const Exponents& a, std::int64_t first, std::int64_t count,
+                           const float* HWY_RESTRICT c, float* HWY_RESTRICT weights,
+                           std::int64_t ld, float* HWY_RESTRICT sum, Ahead& ahead) {
+  RowVectors partial;
+  with_type(a.rows.dtype, [&](auto type) HWY_ATTR {
+    for_column_groups(a.rows.width, [&](auto vectors, std::int64_t column) HWY_ATTR {
+      weigh_row_group<type(), vectors()>(a, first, count, column, c, weights, ld, partial, ahead);
+    });
+  });
+  partial.sum(count, sum);
+}
+
+// Sums of a row's weights for which weigh_rows() lost nothing: no weight that matters was flushed,
+// and a product with values of up to kLargeValue cannot overflow.
+constexpr float kLeastRowSum = 0x1p-16F;
+constexpr float kLargestRowSum = 0x1p30F;
+
+HWY_INLINE bool row_sums_are_safe(const float* sum, std::int64_t count) {
+  bool safe = true;  // false for NaN
+  for (std::int64_t i = 0; i < count; ++i) {
+    safe = safe && sum[i] >= kLeastRowSum && sum[i] <= kLargestRowSum;
+  }
+  return safe;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace lln::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif
