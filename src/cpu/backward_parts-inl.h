@@ -196,10 +196,9 @@ class BackwardParts {
     const Grid chunks(segment, seq.key_first, dims_.chunk);
     for (std::int64_t i = 0; i < chunks.count(); ++i) {
       const Range next = i + 1 < chunks.count() ? chunks[i + 1] : Range{};
-      const std::int64_t n =
-          state == nullptr
-              ? keys.select(chunks[i], tiles.token)
-              : lln_keys(keys, chunks[i], next, *state, beta_sum, dk, dv, direct, tiles);
+      const std::int64_t n = state == nullptr ? keys.select(chunks[i], tiles.token)
+                                              : lln_keys(keys, chunks[i], next, *state, beta_sum,
+                                                         dk, dv, direct, tiles);
       if (p_.kind != Kind::lln) diag_keys(keys, chunks[i], tiles);
       if (!direct) finish_keys(keys, n, tiles);
     }
@@ -334,8 +333,8 @@ class BackwardParts {
     }
   }
 
-  // The LLN part of a chunk of rows: dq, and the chunk's share of dC and t. `next` is the chunk after
-  // it.
+  // The LLN part of a chunk of rows: dq, and the chunk's share of dC and t. `next` is the chunk
+  // after it.
   void lln_rows(const QueryHead& head, Range chunk, Range next, const RowWeights& weights,
                 const GradientState& s, const QuerySums& sums, const RowSums& row_sums,
                 const Rows& dq, const BackwardTiles& tiles) const {
@@ -364,19 +363,20 @@ class BackwardParts {
     for (std::int64_t i = 0; weighted && i < count; ++i) {
       tiles.row_weight[i] = head.row_weight(lln_weight_, chunk.begin + i);
     }
-    ExponentGradient gradient{slope, request_.alpha ? tiles.raw : nullptr, head.alpha, tiles.lln_d,
-                              dims_.dp, whole_vectors(dims_.d)};
+    ExponentGradient gradient{slope,      request_.alpha ? tiles.raw : nullptr,
+                              head.alpha, tiles.lln_d,
+                              dims_.dp,   whole_vectors(dims_.d)};
     if (stores_directly(dq)) gradient.go_to(dq, chunk.begin);
-    row_sums.alpha() += static_cast<double>(
-        row_gradient(count, dims_.dp, w, tiles.dweights, tiles.row_dots,
-                     weighted ? tiles.row_weight : nullptr, gradient, sums.t));
+    row_sums.alpha() +=
+        static_cast<double>(row_gradient(count, dims_.dp, w, tiles.dweights, tiles.row_dots,
+                                         weighted ? tiles.row_weight : nullptr, gradient, sums.t));
     Ahead ahead_of_dq(stream_of(dq, next), {});
     gemm(dims_.d, g_in_place ? dims_.dv : dims_.dvp, count, by_columns(w, dims_.dp), g, ldg,
          {sums.dvalues, dims_.dvp, true}, &ahead_of_dq);
   }
 
-  // dk and dv of the LLN part for the valid keys of a chunk, in tiles or (`direct`) where the caller
-  // wants them; returns how many keys there are.
+  // dk and dv of the LLN part for the valid keys of a chunk, in tiles or (`direct`) where the
+  // caller wants them; returns how many keys there are.
   std::int64_t lln_keys(const KeyHead& keys, Range chunk, Range next, const GradientState& s,
                         double* beta_sum, const Rows& dk, const Rows& dv, bool direct,
                         const BackwardTiles& tiles) const {
@@ -393,11 +393,12 @@ class BackwardParts {
     gemm(n, dims_.dp, dims_.dv, by_rows(v, ldv), s.dtransposed, dims_.dp,
          {tiles.dweights, dims_.dp}, &ahead);
     if (request_.beta) load_tile(keys.k, n, nth, tiles.raw, dims_.dp);
-    ExponentGradient gradient{slope, request_.beta ? tiles.raw : nullptr, keys.beta, tiles.lln_d,
-                              dims_.dp, whole_vectors(dims_.d)};
+    ExponentGradient gradient{slope,     request_.beta ? tiles.raw : nullptr,
+                              keys.beta, tiles.lln_d,
+                              dims_.dp,  whole_vectors(dims_.d)};
     if (direct) gradient.go_to(dk, chunk.begin);
-    *beta_sum += static_cast<double>(
-        key_gradient(n, dims_.dp, kn, tiles.dweights, s.sums.t, gradient));
+    *beta_sum +=
+        static_cast<double>(key_gradient(n, dims_.dp, kn, tiles.dweights, s.sums.t, gradient));
     Ahead ahead_of_gradients(stream_of(dk, next), stream_of(dv, next));
     gemm(n, direct ? dims_.dv : dims_.dvp, dims_.d, by_rows(kn, dims_.dp), s.sums.dvalues,
          dims_.dvp,

@@ -24,7 +24,7 @@ namespace HWY_NAMESPACE {
 constexpr float kMaxSpread = 86.5F;
 // Rows of the masked products that are computed together: above the diagonal nothing is, in steps
 // of this.
-constexpr std::int64_t kTriangleStep = 32;
+constexpr std::int64_t kTriangleStep = 16;
 
 // Exponents and values of all tokens of a chunk; those that are not valid have u = -inf and v = 0.
 HWY_INLINE void load_chunk_keys(const Dims& dims, const KeyHead& head, Range chunk, float* slope,
@@ -116,43 +116,44 @@ HWY_INLINE void make_relative(const Dims& dims, const Leaf& leaf, const CausalTi
   transpose(t.relative, dims.dp, count, dims.dp, t.relative_transposed, padded(count));
 }
 
-// out[leaf, width] (+)= lower b for a lower triangular [leaf, leaf] and b[leaf, width].
+// target = lower b for a lower triangular [leaf, leaf] and b[leaf, width].
 HWY_INLINE void multiply_lower(std::int64_t count, std::int64_t width, const float* lower,
-                               const float* b, float* out, bool accumulate) {
+                               const float* b, std::int64_t ldb, const Product& target) {
   const std::int64_t ld = padded(count);
   for (std::int64_t begin = 0; begin < count; begin += kTriangleStep) {
     const std::int64_t end = std::min(count, begin + kTriangleStep);
-    gemm(end - begin, width, end, by_rows(lower + begin * ld, ld), b, width, out + begin * width,
-         width, accumulate);
+    gemm(end - begin, width, end, by_rows(lower + begin * ld, ld), b, ldb, target.below(begin));
   }
 }
 
-// out = tril(a b^T) for a[leaf, depth] and b transposed; what lies above the diagonal is 0.
+// out = tril(a b^T) for a[leaf, depth] and b transposed, and row_sum its row sums where not null
+// (room for padded(count)). Above the diagonal there are zeros, whatever b holds there.
 HWY_INLINE void lower_product(std::int64_t count, std::int64_t depth, const float* a,
-                              std::int64_t lda, const float* b_transposed, float* out) {
+                              std::int64_t lda, const float* b_transposed, float* out,
+                              float* row_sum) {
   const std::int64_t ld = padded(count);
+  RowVectors partial;
   for (std::int64_t begin = 0; begin < count; begin += kTriangleStep) {
     const std::int64_t end = std::min(count, begin + kTriangleStep);
     gemm(end - begin, padded(end), depth, by_rows(a + begin * lda, lda), b_transposed, ld,
-         out + begin * ld, ld, false);
-  }
-  for (std::int64_t i = 0; i < count; ++i)
-    std::fill(out + i * ld + i + 1, out + (i + 1) * ld, 0.0F);
-}
-
-// products = tril(Y E^T) and its row sums.
-HWY_INLINE void make_products(const Dims& dims, std::int64_t count, const CausalTiles& t) {
-  const std::int64_t ld = padded(count);
-  lower_product(count, dims.d, t.chunk_weights, dims.dp, t.relative_transposed, t.products);
-  RowVectors partial;
-  for (std::int64_t i = 0; i < count; ++i) {
-    Vec sum = hn::Zero(kTag);
-    for (std::int64_t j = 0; j <= i; j += kLanes) {
-      sum = hn::Add(sum, hn::Load(kTag, t.products + i * ld + j));
+         {out + begin * ld, ld});
+    for (std::int64_t i = begin; i < end; ++i) {
+      float* const row = out + i * ld;
+      Vec sum = hn::Zero(kTag);
+      std::int64_t c = 0;
+      for (; c + kLanes <= i + 1; c += kLanes) sum = hn::Add(sum, hn::Load(kTag, row + c));
+      if (c < i + 1) {
+        const auto below = hn::FirstN(kTag, static_cast<std::size_t>(i + 1 - c));
+        const Vec x = hn::IfThenElseZero(below, hn::Load(kTag, row + c));
+        sum = hn::Add(sum, x);
+        hn::Store(x, kTag, row + c);
+        c += kLanes;
+      }
+      for (; c < ld; c += kLanes) hn::Store(hn::Zero(kTag), kTag, row + c);
+      partial.set(i, sum);
     }
-    partial.set(i, sum);
   }
-  partial.sum(count, t.chunk_sum);
+  if (row_sum != nullptr) partial.sum(count, row_sum);
 }
 
 // Joins the masses of both parts: the factors that make prefix_weights and products probabilities.
@@ -190,7 +191,8 @@ HWY_INLINE void make_weights(const Dims& dims, const QueryHead& head, std::int64
   if (leaf.has_keys) {
     channel_weights(count, dims, t.rows, t.row_reference, t.chunk_weights, t.chunk_high,
                     t.chunk_sum);
-    make_products(dims, count, t);
+    lower_product(count, dims.d, t.chunk_weights, dims.dp, t.relative_transposed, t.products,
+                  t.chunk_sum);
   } else {
     std::fill(t.chunk_sum, t.chunk_sum + padded(count), 0.0F);
     std::fill(t.chunk_high, t.chunk_high + padded(count), 0.0F);
@@ -198,32 +200,128 @@ HWY_INLINE void make_weights(const Dims& dims, const QueryHead& head, std::int64
   join_masses(count, t);
 }
 
-// Calls body(i, chunk) for the chunks of a segment with t.keys, t.values loaded, t.start the state
-// of all keys before the chunk; `prefix` is the state before the segment. Afterwards t.sums holds
-// the keys of the segment.
+// The values of a chunk's keys: where the caller has them, or in t.values.
+struct ChunkValues {
+  const float* data;
+  std::int64_t ld;
+  std::int64_t width;
+};
+
+HWY_INLINE ChunkValues chunk_values(const Dims& dims, const KeyHead& head, Range chunk,
+                                    const CausalTiles& t) {
+  if (head.values_in_place()) {
+    return {floats_of(head.v, chunk.begin), leading_dim(head.v), head.v.width};
+  }
+  load_tile(
+      head.v, chunk.size(), [&](std::int64_t i) { return chunk.begin + i; }, t.values, dims.dvp);
+  return {t.values, dims.dvp, dims.dvp};
+}
+
+// The keys of a chunk as weights E = 2^(u - m) against the reference of `sums`, which serve the
+// rows of the chunk and the sums alike: in t.relative, their column sums in t.key_sum. False, and
+// the sums hold what they held, where this will not do: masked keys, a feature map that is not exp,
+// values or exponents near the limits of f32, or no number.
+HWY_INLINE bool weigh_chunk(const Dims& dims, const KeyHead& head, Range chunk,
+                            const ChunkValues& values, const CausalTiles& t, const KeySums& sums,
+                            Ahead& ahead) {
+  const Sequence& seq = *head.sequence;
+  if (!are_exponents(head.k, head.feature) || seq.mask != nullptr || chunk.end > seq.key_end ||
+      *sums.value_scale != 1 || !rows_within(values.data, values.ld, chunk.size(), values.width)) {
+    return false;
+  }
+  const Exponents u{head.k, log2_scale(head.beta)};
+  const std::int64_t width = head.k.width;
+  const auto nth = [&](std::int64_t i) { return chunk.begin + i; };
+  const bool empty = sums.m[0] == kLowest;
+  const auto weigh = [&]() HWY_ATTR {
+    weigh_keys(u, chunk.size(), nth, sums.m, t.relative, dims.dp, t.key_sum, ahead);
+  };
+  if (!empty) weigh();
+  if (empty || exceeds_reference(t.key_sum, width, chunk.size())) {
+    HWY_ALIGN float high[kMaxDim];
+    highest_exponents(u, chunk.size(), nth, high);
+    if (!all_within(high, width, kLargestReference)) return false;
+    if (empty) {
+      std::copy(high, high + width, sums.m);
+    } else {
+      raise_reference(high, width, dims, sums);
+    }
+    weigh();
+  }
+  return all_within(t.key_sum, width, kLargeValue);
+}
+
+// t.start_sums = all keys before the chunk, against the reference m of t.sums: the state before the
+// segment and the sums of the segment. Its own m is that reference minus its maximum, to be added
+// to exponents of rows. False where the state lies too far above the reference.
+HWY_INLINE bool join_start(const Dims& dims, std::int64_t width, const State& prefix,
+                           const CausalTiles& t) {
+  const KeySums& start = t.start_sums;
+  const Vec high = hn::Set(kTag, *std::max_element(t.sums.m, t.sums.m + width));
+  HWY_ALIGN float keep[kMaxDim];
+  for (std::int64_t l = 0; l < width; l += kLanes) {
+    const Vec m = hn::Load(kTag, t.sums.m + l);
+    const Vec share = exp2(hn::Sub(hn::Load(kTag, prefix.c + l), m));
+    hn::Store(share, kTag, keep + l);
+    hn::Store(hn::Add(share, hn::Load(kTag, t.sums.s + l)), kTag, start.s + l);
+    hn::Store(hn::Sub(m, high), kTag, start.m + l);
+  }
+  if (!all_within(keep, width, kLargestRowSum)) return false;
+  for (std::int64_t l = 0; l < dims.d; ++l) {
+    const Vec share = hn::Set(kTag, keep[l]);
+    for (std::int64_t e = l * dims.dvp; e < (l + 1) * dims.dvp; e += kLanes) {
+      const Vec sum =
+          hn::MulAdd(share, hn::Load(kTag, prefix.values + e), hn::Load(kTag, t.sums.a + e));
+      hn::Store(sum, kTag, start.a + e);
+    }
+  }
+  return true;
+}
+
+// Adds the keys that weigh_chunk() weighed.
+HWY_INLINE void add_weighed(const Dims& dims, std::int64_t width, std::int64_t count,
+                            const ChunkValues& values, const CausalTiles& t, const KeySums& sums,
+                            Ahead& ahead) {
+  add_scaled(sums.s, t.key_sum, width, 1.0F, true);
+  gemm(dims.d, values.width, count, by_columns(t.relative, dims.dp), values.data, values.ld,
+       {sums.a, dims.dvp, true}, &ahead);
+}
+
+// Adds the keys of a chunk to the sums of its segment. Which way it goes depends on the chunk and
+// the chunks before it in the segment alone, so that cutting a sequence among workers changes no
+// bit.
+HWY_INLINE void add_chunk(const Dims& dims, const KeyHead& head, Range chunk, Range next,
+                          const CausalTiles& t, const KeySums& sums) {
+  const ChunkValues values = chunk_values(dims, head, chunk, t);
+  Ahead ahead(stream_of(head.k, next), stream_of(head.v, next));
+  if (weigh_chunk(dims, head, chunk, values, t, sums, ahead)) {
+    return add_weighed(dims, head.k.width, chunk.size(), values, t, sums, ahead);
+  }
+  load_chunk_keys(dims, head, chunk, nullptr, t);
+  add_keys(dims, t.keys, t.values, chunk.size(), sums);
+}
+
+// Calls body(i, chunk) for the chunks of a segment with t.start the state of all keys before the
+// chunk; `prefix` is the state before the segment. Afterwards t.sums holds the keys of the segment.
 template <class Body>
 void walk_segment(const Dims& dims, const KeyHead& head, Range segment, const State& prefix,
                   const CausalTiles& t, Body&& body) {
   reset(t.sums, dims);
   const Grid chunks(segment, segment.begin, dims.chunk);
   for (std::int64_t i = 0; i < chunks.count(); ++i) {
-    load_chunk_keys(dims, head, chunks[i], nullptr, t);
     join(dims, &prefix, t.sums, t.start);
     body(i, chunks[i]);
-    std::copy(t.keys, t.keys + chunks[i].size() * dims.dp, t.spare);
-    add_keys(dims, t.spare, t.values, chunks[i].size(), t.sums);
+    add_chunk(dims, head, chunks[i], i + 1 < chunks.count() ? chunks[i + 1] : Range{}, t, t.sums);
   }
 }
 
-// The sums over a segment alone, in the same steps as walk_segment(), so that cutting a sequence
-// among workers changes no bit.
+// The sums over a segment alone.
 HWY_INLINE void sum_segment(const Dims& dims, const KeyHead& head, Range segment,
                             const CausalTiles& t, const KeySums& sums) {
   reset(sums, dims);
   const Grid chunks(segment, segment.begin, dims.chunk);
   for (std::int64_t i = 0; i < chunks.count(); ++i) {
-    load_chunk_keys(dims, head, chunks[i], nullptr, t);
-    add_keys(dims, t.keys, t.values, chunks[i].size(), sums);
+    add_chunk(dims, head, chunks[i], i + 1 < chunks.count() ? chunks[i + 1] : Range{}, t, sums);
   }
 }
 

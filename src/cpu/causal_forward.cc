@@ -9,6 +9,7 @@
 // foreach_target first
 #include "cpu/causal-inl.h"
 #include "cpu/kernel_run-inl.h"
+#include "cpu/output-inl.h"
 #include "cpu/targets.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -18,10 +19,7 @@ namespace {
 
 class CausalForward : KernelRun<CausalForwardLayout> {
  public:
-  explicit CausalForward(const Call& call)
-      : KernelRun(call),
-        lln_weight_(PartWeight::of_lln(call)),
-        diag_weight_(PartWeight::of_diag(call)) {}
+  explicit CausalForward(const Call& call) : KernelRun(call), output_(call, dims_) {}
 
   void run() {
     const Wave all = causal_wave();
@@ -79,65 +77,114 @@ class CausalForward : KernelRun<CausalForwardLayout> {
     }
   }
 
-  void forward_segment(const KeyHead& keys, Range segment, const State& prefix, int worker) {
-    const CausalTiles& t = layout_.causal[worker];
-    walk_segment(dims_, keys, segment, prefix, t, [&](std::int64_t, Range chunk) HWY_ATTR {
-      for_each_leaf<false>(dims_, {0, chunk.size()}, t.start, t, 0,
-                           [&](const Leaf& leaf, const State& before) HWY_ATTR {
-                             if (leaf.has_keys) make_relative(dims_, leaf, t);
-                             for (std::int64_t g = 0; g < dims_.group; ++g) {
-                               forward_leaf(keys,
-                                            QueryHead(call_, keys, keys.head_k * dims_.group + g),
-                                            chunk.begin, leaf, before, worker);
-                             }
-                           });
-    });
+  QueryHead query_head(const KeyHead& keys, std::int64_t g) const {
+    return {call_, keys, keys.head_k * dims_.group + g};
   }
 
-  void forward_leaf(const KeyHead& keys, const QueryHead& head, std::int64_t chunk_begin,
-                    const Leaf& leaf, const State& before, int worker) {
+  // Rows of a segment; afterwards the worker's t.sums holds its keys.
+  void forward_segment(const KeyHead& keys, Range segment, const State& prefix, int worker) {
+    const CausalTiles& t = layout_.causal[worker];
+    const bool prefix_fits = all_within(prefix.values, dims_.state(), kLargeValue);
+    reset(t.sums, dims_);
+    const Grid chunks(segment, segment.begin, dims_.chunk);
+    for (std::int64_t i = 0; i < chunks.count(); ++i) {
+      const Range chunk = chunks[i];
+      const Range next = i + 1 < chunks.count() ? chunks[i + 1] : Range{};
+      const ChunkValues values = chunk_values(dims_, keys, chunk, t);
+      Ahead ahead(stream_of(keys.k, next), stream_of(keys.v, next));
+      const bool weighed = weigh_chunk(dims_, keys, chunk, values, t, t.sums, ahead);
+      if (!(weighed && prefix_fits && rows_fast(keys, chunk, next, values, prefix, worker))) {
+        rows_carefully(keys, chunk, prefix, worker);
+        if (!weighed) {
+          add_keys(dims_, t.keys, t.values, chunk.size(), t.sums);
+          continue;
+        }
+        weigh_chunk(dims_, keys, chunk, values, t, t.sums, ahead);  // E was overwritten
+      }
+      add_weighed(dims_, keys.k.width, chunk.size(), values, t, t.sums, ahead);
+    }
+  }
+
+  // Rows of a chunk whose keys have been weighed. With W = 2^(a + m) for the reference m of these
+  // weights, keys before the chunk and in it share W: their masses add up as they are, and
+  //   o = (W A + tril(W E^T) v) / (W s + row sums of tril(W E^T)).
+  // False where the weights of a row cannot be trusted.
+  bool rows_fast(const KeyHead& keys, Range chunk, Range next, const ChunkValues& values,
+                 const State& prefix, int worker) {
+    const CausalTiles& t = layout_.causal[worker];
+    const ForwardTiles& tiles = layout_.tiles[worker];
+    const std::int64_t count = chunk.size();
+    if (!join_start(dims_, keys.k.width, prefix, t)) return false;
+    transpose(t.relative, dims_.dp, count, dims_.dp, t.relative_transposed, padded(count));
+    for (std::int64_t g = 0; g < dims_.group; ++g) {
+      const QueryHead head = query_head(keys, g);
+      if (!are_exponents(head.q, head.feature)) return false;
+      Ahead ahead(stream_of(head.q, next), stream_of(output_.rows(head), next));
+      weigh_rows({head.q, log2_scale(head.alpha)}, chunk.begin, count, t.start_sums.m,
+                 t.start_sums.s, tiles.exponents, dims_.dp, t.prefix_sum, tiles.row_factor, ahead);
+      lower_product(count, dims_.d, tiles.exponents, dims_.dp, t.relative_transposed, t.products,
+                    t.chunk_sum);
+      add_scaled(tiles.row_factor, t.chunk_sum, padded(count), 1.0F, true);
+      if (!row_sums_are_safe(tiles.row_factor, count) ||
+          !all_at_most(t.prefix_sum, count, kLargestRowSum)) {
+        return false;
+      }
+      invert_sums(count, tiles.row_factor);
+      output_.weigh_lln(head, chunk, tiles.row_factor);
+      Product target = output_.target(head, chunk, tiles);
+      target.row_factor = tiles.row_factor;
+      gemm(count, output_.width(), dims_.d, by_rows(tiles.exponents, dims_.dp), t.start_sums.a,
+           dims_.dvp, target, &ahead);
+      target.accumulate = true;
+      multiply_lower(count, output_.width(), t.products, values.data, values.ld, target);
+      output_.finish(keys, head, chunk, target, tiles);
+    }
+    return true;
+  }
+
+  // Rows of any chunk, with its keys and values loaded in t.keys and t.values.
+  void rows_carefully(const KeyHead& keys, Range chunk, const State& prefix, int worker) {
+    const CausalTiles& t = layout_.causal[worker];
+    load_chunk_keys(dims_, keys, chunk, nullptr, t);
+    join(dims_, &prefix, t.sums, t.start);
+    for_each_leaf<false>(dims_, {0, chunk.size()}, t.start, t, 0,
+                         [&](const Leaf& leaf, const State& before) HWY_ATTR {
+                           if (leaf.has_keys) make_relative(dims_, leaf, t);
+                           for (std::int64_t g = 0; g < dims_.group; ++g) {
+                             leaf_rows(keys, query_head(keys, g), chunk.begin, leaf, before,
+                                       worker);
+                           }
+                         });
+  }
+
+  void leaf_rows(const KeyHead& keys, const QueryHead& head, std::int64_t chunk_begin,
+                 const Leaf& leaf, const State& before, int worker) {
     const CausalTiles& t = layout_.causal[worker];
     const ForwardTiles& tiles = layout_.tiles[worker];
     const std::int64_t count = leaf.rows.size();
     const Range rows{chunk_begin + leaf.rows.begin, chunk_begin + leaf.rows.end};
     make_weights(dims_, head, rows.begin, leaf, before, nullptr, t);
     // Probabilities before the products, so that no product overflows.
+    output_.weigh_lln(head, rows, t.prefix_factor);
+    output_.weigh_lln(head, rows, t.chunk_factor);
     for (std::int64_t i = 0; i < count; ++i) {
       scale_row(t.prefix_weights + i * dims_.dp, dims_.dp, t.prefix_factor[i]);
     }
-    gemm(count, dims_.dvp, dims_.d, by_rows(t.prefix_weights, dims_.dp), before.values, dims_.dvp,
-         tiles.lln, dims_.dvp, false);
+    Product target = output_.target(head, rows, tiles);
+    gemm(count, output_.width(), dims_.d, by_rows(t.prefix_weights, dims_.dp), before.values,
+         dims_.dvp, target);
     if (leaf.has_keys) {
       const std::int64_t ld = padded(count);
       for (std::int64_t i = 0; i < count; ++i)
         scale_row(t.products + i * ld, ld, t.chunk_factor[i]);
-      multiply_lower(count, dims_.dvp, t.products, t.values + leaf.rows.begin * dims_.dvp,
-                     tiles.lln, true);
+      target.accumulate = true;
+      multiply_lower(count, output_.width(), t.products, t.values + leaf.rows.begin * dims_.dvp,
+                     dims_.dvp, target);
     }
-    if (p_.kind == Kind::lln_diag) {
-      const ScoreHead scores = head.scores(call_, keys, dims_, tiles.scores[0]);
-      for_each_block(scores, rows, [&](Range part, Range visible_keys) HWY_ATTR {
-        softmax_rows(scores, part, visible_keys,
-                     tiles.diag + (part.begin - rows.begin) * dims_.dvp);
-      });
-      head.load_channels(lln_weight_, dims_, tiles.lln_channel);
-      head.load_channels(diag_weight_, dims_, tiles.diag_channel);
-    }
-    const Sequence& seq = *keys.sequence;
-    const Rows o = rows_of(call_.out.o, seq.batch, head.h, seq.q_begin);
-    for (std::int64_t i = 0; p_.kind == Kind::lln_diag && i < count; ++i) {
-      float* const lln = tiles.lln + i * dims_.dvp;
-      add_part(lln, lln, tiles.lln_channel, head.row_weight(lln_weight_, rows.begin + i), dims_.dvp,
-               false);
-      add_part(lln, tiles.diag + i * dims_.dvp, tiles.diag_channel,
-               head.row_weight(diag_weight_, rows.begin + i), dims_.dvp, true);
-    }
-    store_tile(
-        o, count, [&](std::int64_t i) { return rows.begin + i; }, tiles.lln, dims_.dvp,
-        [](std::int64_t) { return 1.0F; });
+    output_.finish(keys, head, rows, target, tiles);
   }
 
-  PartWeight lln_weight_, diag_weight_;
+  OutputRows output_;
 };
 
 }  // namespace

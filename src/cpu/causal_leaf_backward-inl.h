@@ -167,7 +167,8 @@ class CausalLeafBackward {
     gemm(count, dims_.dp, dims_.dv, by_rows(tiles_.g, dims_.dvp), grad_.start_transposed, dims_.dp,
          tiles_.dweights, dims_.dp, false);
     if (leaf.has_keys) {
-      lower_product(count, dims_.dv, tiles_.g, dims_.dvp, grad_.values_transposed, grad_.dproducts);
+      lower_product(count, dims_.dv, tiles_.g, dims_.dvp, grad_.values_transposed, grad_.dproducts,
+                    nullptr);
     }
     normalise_rows(leaf);
     if (rows_ && parts_.wants_lln_channels()) {
@@ -245,7 +246,8 @@ class CausalLeafBackward {
     const std::int64_t count = rows.size();
     const bool alpha = parts_.request().alpha;
     if (leaf.has_keys) {
-      multiply_lower(count, dims_.dp, grad_.dproducts, t_.relative, grad_.row_products, false);
+      multiply_lower(count, dims_.dp, grad_.dproducts, t_.relative, dims_.dp,
+                     {grad_.row_products, dims_.dp});
     }
     if (alpha) {
       load_tile(

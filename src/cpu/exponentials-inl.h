@@ -121,17 +121,21 @@ HWY_INLINE void weigh_keys(const Exponents& u, std::int64_t count, Token&& token
   });
 }
 
-template <DType kType, std::int64_t kVectors>
+// `mass` null: only the weights' own sums.
+template <DType kType, std::int64_t kVectors, bool kMass>
 HWY_INLINE void weigh_row_group(const Exponents& a, std::int64_t first, std::int64_t count,
                                 std::int64_t column, const float* HWY_RESTRICT c,
-                                float* HWY_RESTRICT weights, std::int64_t ld,
-                                RowVectors& partial, Ahead& shared_ahead) {
+                                const float* HWY_RESTRICT mass, float* HWY_RESTRICT weights,
+                                std::int64_t ld, RowVectors& sums, RowVectors& masses,
+                                Ahead& shared_ahead) {
   Ahead ahead = shared_ahead;
   const Vec scale = hn::Set(kTag, a.scale);
-  Vec shift[kVectors];
+  const Vec zero = hn::Zero(kTag);
+  Vec shift[kVectors], share[kVectors];
   HWY_UNROLL(4)
   for (std::int64_t j = 0; j < kVectors; ++j) {
     shift[j] = hn::Load(kTag, c + column + j * kLanes);
+    share[j] = kMass ? hn::Load(kTag, mass + column + j * kLanes) : zero;
   }
   for (std::int64_t i = 0; i < count; ++i) {
     const std::byte* const row = a.rows.row(first + i) + column * bytes_of<kType>();
@@ -143,26 +147,50 @@ HWY_INLINE void weigh_row_group(const Exponents& a, std::int64_t first, std::int
       e[j] = exp2(hn::MulAdd(x, scale, shift[j]));
       hn::Store(e[j], kTag, weights + i * ld + column + j * kLanes);
     }
-    Vec total = column == 0 ? hn::Zero(kTag) : partial.get(i);
+    Vec sum = column == 0 ? zero : sums.get(i);
     HWY_UNROLL(4)
-    for (std::int64_t j = 0; j < kVectors; ++j) total = hn::Add(total, e[j]);
-    partial.set(i, total);
+    for (std::int64_t j = 0; j < kVectors; ++j) sum = hn::Add(sum, e[j]);
+    sums.set(i, sum);
+    if constexpr (kMass) {
+      Vec total = column == 0 ? zero : masses.get(i);
+      HWY_UNROLL(4)
+      for (std::int64_t j = 0; j < kVectors; ++j) total = hn::MulAdd(e[j], share[j], total);
+      masses.set(i, total);
+    }
   }
   shared_ahead = ahead;
+}
+
+template <bool kMass>
+HWY_INLINE void weigh_all_rows(const Exponents& a, std::int64_t first, std::int64_t count,
+                               const float* c, const float* mass, float* weights, std::int64_t ld,
+                               RowVectors& sums, RowVectors& masses, Ahead& ahead) {
+  with_type(a.rows.dtype, [&](auto type) HWY_ATTR {
+    for_column_groups(a.rows.width, [&](auto vectors, std::int64_t column) HWY_ATTR {
+      weigh_row_group<type(), vectors(), kMass>(a, first, count, column, c, mass, weights, ld, sums,
+                                                masses, ahead);
+    });
+  });
 }
 
 // weights[i, l] = 2^(a_il + c_l) for the rows from `first` on, sum[i] their sum over the channels
 // (room for padded(count)).
 HWY_INLINE void weigh_rows(const Exponents& a, std::int64_t first, std::int64_t count,
-                           const float* HWY_RESTRICT c, float* HWY_RESTRICT weights,
-                           std::int64_t ld, float* HWY_RESTRICT sum, Ahead& ahead) {
-  RowVectors partial;
-  with_type(a.rows.dtype, [&](auto type) HWY_ATTR {
-    for_column_groups(a.rows.width, [&](auto vectors, std::int64_t column) HWY_ATTR {
-      weigh_row_group<type(), vectors()>(a, first, count, column, c, weights, ld, partial, ahead);
-    });
-  });
-  partial.sum(count, sum);
+                           const float* c, float* weights, std::int64_t ld, float* sum,
+                           Ahead& ahead) {
+  RowVectors sums;
+  weigh_all_rows<false>(a, first, count, c, nullptr, weights, ld, sums, sums, ahead);
+  sums.sum(count, sum);
+}
+
+// The same with row_mass[i] = the weights' product with the masses of the channels.
+HWY_INLINE void weigh_rows(const Exponents& a, std::int64_t first, std::int64_t count,
+                           const float* c, const float* mass, float* weights, std::int64_t ld,
+                           float* sum, float* row_mass, Ahead& ahead) {
+  RowVectors sums, masses;
+  weigh_all_rows<true>(a, first, count, c, mass, weights, ld, sums, masses, ahead);
+  sums.sum(count, sum);
+  masses.sum(count, row_mass);
 }
 
 // Sums of a row's weights for which weigh_rows() lost nothing: no weight that matters was flushed,
@@ -176,6 +204,12 @@ HWY_INLINE bool row_sums_are_safe(const float* sum, std::int64_t count) {
     safe = safe && sum[i] >= kLeastRowSum && sum[i] <= kLargestRowSum;
   }
   return safe;
+}
+
+HWY_INLINE bool all_at_most(const float* x, std::int64_t count, float most) {
+  bool all = true;  // false for NaN
+  for (std::int64_t i = 0; i < count; ++i) all = all && x[i] <= most;
+  return all;
 }
 
 }  // namespace HWY_NAMESPACE

@@ -8,6 +8,7 @@
 #include <hwy/foreach_target.h>
 // foreach_target first
 #include "cpu/kernel_run-inl.h"
+#include "cpu/output-inl.h"
 #include "cpu/targets.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -17,10 +18,7 @@ namespace {
 
 class Forward : KernelRun<ForwardLayout> {
  public:
-  explicit Forward(const Call& call)
-      : KernelRun(call),
-        lln_weight_(PartWeight::of_lln(call)),
-        diag_weight_(PartWeight::of_diag(call)) {}
+  explicit Forward(const Call& call) : KernelRun(call), output_(call, dims_) {}
 
   void run() {
     const bool lln = p_.has_lln();
@@ -63,58 +61,26 @@ class Forward : KernelRun<ForwardLayout> {
                     const ForwardTiles& tiles) {
     const KeyHead keys = key_head(work);
     const QueryHead head(call_, keys, h);
-    const Sequence& seq = *keys.sequence;
-    const Rows o = rows_of(call_.out.o, seq.batch, h, seq.q_begin);
-    head.load_channels(lln_weight_, dims_, tiles.lln_channel);
-    head.load_channels(diag_weight_, dims_, tiles.diag_channel);
+    const Rows o = output_.rows(head);
     const RowWeights weights(head, dims_, state, tiles.shifted_c);
-    const bool direct = p_.kind == Kind::lln && in_place(o);
-    const Grid chunks(rows, seq.key_first, dims_.chunk);
+    const Grid chunks(rows, keys.sequence->key_first, dims_.chunk);
     for (std::int64_t i = 0; i < chunks.count(); ++i) {
       const Range chunk = chunks[i];
       const Range next = i + 1 < chunks.count() ? chunks[i + 1] : Range{};
-      Ahead ahead(stream_of(head.q, next), stream_of(o, next));
+      Product target = output_.target(head, chunk, tiles);
       if (p_.has_lln()) {
+        Ahead ahead(stream_of(head.q, next), stream_of(o, next));
         weights.make(chunk, tiles.exponents, tiles.row_factor, nullptr, ahead);
-        Product product{tiles.lln, dims_.dvp, false, tiles.row_factor};
-        if (direct) {
-          product.out = floats_of(o, chunk.begin);
-          product.ld = leading_dim(o);
-        }
-        gemm(chunk.size(), direct ? dims_.dv : dims_.dvp, dims_.d,
-             by_rows(tiles.exponents, dims_.dp), state.values, dims_.dvp, product, &ahead);
+        output_.weigh_lln(head, chunk, tiles.row_factor);
+        target.row_factor = tiles.row_factor;
+        gemm(chunk.size(), output_.width(), dims_.d, by_rows(tiles.exponents, dims_.dp),
+             state.values, dims_.dvp, target, &ahead);
       }
-      if (direct) continue;
-      if (p_.kind != Kind::lln) {
-        const ScoreHead scores = head.scores(call_, keys, dims_, tiles.scores[0]);
-        for_each_block(scores, chunk, [&](Range part, Range visible_keys) {
-          softmax_rows(scores, part, visible_keys,
-                       tiles.diag + (part.begin - chunk.begin) * dims_.dvp);
-        });
-      }
-      write_rows(head, chunk, o, tiles);
+      output_.finish(keys, head, chunk, target, tiles);
     }
   }
 
-  void write_rows(const QueryHead& head, Range chunk, const Rows& o, const ForwardTiles& tiles) {
-    const auto token = [&](std::int64_t i) { return chunk.begin + i; };
-    const auto one = [](std::int64_t) { return 1.0F; };
-    if (p_.kind == Kind::lln) {
-      return store_tile(o, chunk.size(), token, tiles.lln, dims_.dvp, one);
-    }
-    if (p_.kind == Kind::lln_diag) {
-      for (std::int64_t i = 0; i < chunk.size(); ++i) {
-        float* const diag = tiles.diag + i * dims_.dvp;
-        add_part(diag, diag, tiles.diag_channel, head.row_weight(diag_weight_, token(i)), dims_.dvp,
-                 false);
-        add_part(diag, tiles.lln + i * dims_.dvp, tiles.lln_channel,
-                 head.row_weight(lln_weight_, token(i)), dims_.dvp, true);
-      }
-    }
-    store_tile(o, chunk.size(), token, tiles.diag, dims_.dvp, one);
-  }
-
-  PartWeight lln_weight_, diag_weight_;
+  OutputRows output_;
 };
 
 }  // namespace

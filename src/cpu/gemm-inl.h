@@ -69,13 +69,18 @@ class Ahead {
   Stream second_;
 };
 
-// Where a product goes: out = factor * (a b), or out += a b. It and the right operand may be rows of
-// the caller's tensors, so they need no alignment.
+// Where a product goes: out = factor * (a b), or what was there plus that. It and the right operand
+// may be rows of the caller's tensors, so they need no alignment.
 struct Product {
   float* out;
   std::int64_t ld;
   bool accumulate = false;
   const float* row_factor = nullptr;  // one per row; null: 1
+
+  // Rows from `row` on.
+  Product below(std::int64_t row) const {
+    return {out + row * ld, ld, accumulate, row_factor == nullptr ? nullptr : row_factor + row};
+  }
 };
 
 template <std::int64_t kM, std::int64_t kV>
@@ -84,12 +89,13 @@ HWY_INLINE void gemm_tile(std::int64_t k, const Left& a, const float* HWY_RESTRI
   Ahead ahead = *shared_ahead;  // in registers inside the loop
   float* HWY_RESTRICT const out = c.out;
   const std::int64_t ldo = c.ld;
+  const bool add_to_out = c.accumulate && c.row_factor == nullptr;
   Vec acc[kM][kV];
   HWY_UNROLL(8)
   for (std::int64_t i = 0; i < kM; ++i) {
     HWY_UNROLL(8)
     for (std::int64_t j = 0; j < kV; ++j) {
-      acc[i][j] = c.accumulate ? hn::LoadU(kTag, out + i * ldo + j * kLanes) : hn::Zero(kTag);
+      acc[i][j] = add_to_out ? hn::LoadU(kTag, out + i * ldo + j * kLanes) : hn::Zero(kTag);
     }
   }
   const float* a_k = a.data;
@@ -111,7 +117,11 @@ HWY_INLINE void gemm_tile(std::int64_t k, const Left& a, const float* HWY_RESTRI
     for (std::int64_t i = 0; i < kM; ++i) {
       const Vec factor = hn::Set(kTag, c.row_factor[i]);
       HWY_UNROLL(8)
-      for (std::int64_t j = 0; j < kV; ++j) acc[i][j] = hn::Mul(acc[i][j], factor);
+      for (std::int64_t j = 0; j < kV; ++j) {
+        acc[i][j] = c.accumulate
+                        ? hn::MulAdd(acc[i][j], factor, hn::LoadU(kTag, out + i * ldo + j * kLanes))
+                        : hn::Mul(acc[i][j], factor);
+      }
     }
   }
   HWY_UNROLL(8)
@@ -127,8 +137,7 @@ HWY_INLINE void gemm_columns(std::int64_t m, std::int64_t k, Left a, const float
   for (; m >= kTileRows; m -= kTileRows) {
     gemm_tile<kTileRows, kV>(k, a, b, ldb, c, ahead);
     a.data += kTileRows * a.row;
-    c.out += kTileRows * c.ld;
-    if (c.row_factor != nullptr) c.row_factor += kTileRows;
+    c = c.below(kTileRows);
   }
   switch (m) {
     case 5:
@@ -200,7 +209,8 @@ HWY_INLINE float largest_magnitude(const float* tile, std::int64_t count) {
   return reduce_max(largest);
 }
 
-// Whether all magnitudes are at most `limit`; those of NaN are not. `count` is a multiple of kLanes.
+// Whether all magnitudes are at most `limit`; those of NaN are not. `count` is a multiple of
+// kLanes.
 HWY_INLINE bool all_within(const float* tile, std::int64_t count, float limit) {
   const Vec most = hn::Set(kTag, limit);
   Vec excess = hn::Zero(kTag);  // all ones in a lane that had a larger magnitude or NaN
@@ -222,8 +232,8 @@ HWY_INLINE bool all_finite(const float* tile, std::int64_t count) {
   return hn::AllTrue(kTag, hn::Eq(sum, zero));
 }
 
-// dst[c, r] = src[r, c] in blocks of 4 x 4: up to 3 rows more than `rows` are read and written
-// (both tiles have room for them); `columns` is a multiple of 4.
+// dst[c, r] = src[r, c] for 4 rows at a time: up to 3 rows more than `rows` are read and written
+// (both tiles have room for them); `columns` is a multiple of kPad. `src` needs no alignment.
 HWY_INLINE void transpose(const float* HWY_RESTRICT src, std::int64_t lds, std::int64_t rows,
                           std::int64_t columns, float* HWY_RESTRICT dst, std::int64_t ldd) {
 #if HWY_TARGET == HWY_SCALAR
@@ -231,23 +241,35 @@ HWY_INLINE void transpose(const float* HWY_RESTRICT src, std::int64_t lds, std::
     for (std::int64_t c = 0; c < columns; ++c) dst[c * ldd + r] = src[r * lds + c];
   }
 #else
+  // Eight columns at a time: pieces of wider vectors take longer to get at than to load.
+  const hn::CappedTag<float, 8> d;
+  const hn::Repartition<double, decltype(d)> d64;
+  constexpr std::int64_t kWidth = hn::MaxLanes(d);
   const hn::FixedTag<float, 4> d4;
   for (std::int64_t r = 0; r < rows; r += 4) {
-    for (std::int64_t c = 0; c < columns; c += 4) {
+    for (std::int64_t c = 0; c < columns; c += kWidth) {
       const float* const s = src + r * lds + c;
-      const auto r0 = hn::Load(d4, s);
-      const auto r1 = hn::Load(d4, s + lds);
-      const auto r2 = hn::Load(d4, s + 2 * lds);
-      const auto r3 = hn::Load(d4, s + 3 * lds);
-      const auto low01 = hn::InterleaveLower(d4, r0, r1);
-      const auto low23 = hn::InterleaveLower(d4, r2, r3);
-      const auto high01 = hn::InterleaveUpper(d4, r0, r1);
-      const auto high23 = hn::InterleaveUpper(d4, r2, r3);
+      const auto r0 = hn::LoadU(d, s);
+      const auto r1 = hn::LoadU(d, s + lds);
+      const auto r2 = hn::LoadU(d, s + 2 * lds);
+      const auto r3 = hn::LoadU(d, s + 3 * lds);
+      // Inside every block of 4 columns: the columns, turned into vectors of 4 rows.
+      const auto low01 = hn::BitCast(d64, hn::InterleaveLower(d, r0, r1));
+      const auto low23 = hn::BitCast(d64, hn::InterleaveLower(d, r2, r3));
+      const auto high01 = hn::BitCast(d64, hn::InterleaveUpper(d, r0, r1));
+      const auto high23 = hn::BitCast(d64, hn::InterleaveUpper(d, r2, r3));
+      HWY_ALIGN float turned[4][kWidth];
+      hn::Store(hn::BitCast(d, hn::InterleaveLower(d64, low01, low23)), d, turned[0]);
+      hn::Store(hn::BitCast(d, hn::InterleaveUpper(d64, low01, low23)), d, turned[1]);
+      hn::Store(hn::BitCast(d, hn::InterleaveLower(d64, high01, high23)), d, turned[2]);
+      hn::Store(hn::BitCast(d, hn::InterleaveUpper(d64, high01, high23)), d, turned[3]);
       float* const t = dst + c * ldd + r;
-      hn::Store(hn::ConcatLowerLower(d4, low23, low01), d4, t);
-      hn::Store(hn::ConcatUpperUpper(d4, low23, low01), d4, t + ldd);
-      hn::Store(hn::ConcatLowerLower(d4, high23, high01), d4, t + 2 * ldd);
-      hn::Store(hn::ConcatUpperUpper(d4, high23, high01), d4, t + 3 * ldd);
+      for (std::int64_t block = 0; block < kWidth; block += 4) {
+        HWY_UNROLL(4)
+        for (std::int64_t j = 0; j < 4; ++j) {
+          hn::Store(hn::Load(d4, turned[j] + block), d4, t + (block + j) * ldd);
+        }
+      }
     }
   }
 #endif
@@ -280,8 +302,7 @@ struct RowVectors {
   // kRows rows side by side, each folded to kLanes / kRows lanes: neighbours are combined, level
   // by level, until a row is one lane.
   template <std::int64_t kRows, class Combine>
-  static HWY_INLINE Vec fold(const float* HWY_RESTRICT first,
-                             [[maybe_unused]] Combine&& combine) {
+  static HWY_INLINE Vec fold(const float* HWY_RESTRICT first, [[maybe_unused]] Combine&& combine) {
 #if HWY_TARGET != HWY_SCALAR
     if constexpr (kRows > 1) {
       const Vec low = fold<kRows / 2>(first, combine);

@@ -15,24 +15,6 @@ HWY_BEFORE_NAMESPACE();
 namespace lln::cpu {
 namespace HWY_NAMESPACE {
 
-// Rows of f32 in whole vectors can be operands and results of products where they lie.
-template <class AnyRows>
-HWY_INLINE bool in_place(const AnyRows& rows) {
-  return rows.dtype == DType::f32 && rows.width % kLanes == 0;
-}
-
-// Row i as floats, and how many of them lie between rows.
-HWY_INLINE const float* floats_of(const ConstRows& rows, std::int64_t i) {
-  return reinterpret_cast<const float*>(rows.row(i));
-}
-HWY_INLINE float* floats_of(const Rows& rows, std::int64_t i) {
-  return reinterpret_cast<float*>(rows.row(i));
-}
-template <class AnyRows>
-HWY_INLINE std::int64_t leading_dim(const AnyRows& rows) {
-  return rows.stride / static_cast<std::int64_t>(sizeof(float));
-}
-
 // The rows of a range, to be fetched ahead.
 template <class AnyRows>
 HWY_INLINE Ahead::Stream stream_of(const AnyRows& rows, Range range) {
@@ -251,9 +233,8 @@ HWY_INLINE bool sum_keys_fast(const Dims& dims, const KeyHead& head, Range keys,
     }
     add_scaled(sums.s, tile_sum, width, 1.0F, true);
     if (values_in_place) {
-      gemm(dims.d, dims.dv, count, by_columns(weights, dims.dp),
-           floats_of(head.v, chunks[i].begin), leading_dim(head.v), {sums.a, dims.dvp, true},
-           &ahead);
+      gemm(dims.d, dims.dv, count, by_columns(weights, dims.dp), floats_of(head.v, chunks[i].begin),
+           leading_dim(head.v), {sums.a, dims.dvp, true}, &ahead);
     } else {
       load_tile(head.v, count, nth, values, dims.dvp);
       gemm(dims.d, dims.dvp, count, by_columns(weights, dims.dp), values, dims.dvp,

@@ -16,8 +16,9 @@ struct ForwardTiles {
       : token(arena.take<std::int64_t>(padded(dims.chunk))),
         exponents(arena.floats(padded(dims.chunk) * dims.dp)),
         values(arena.floats(padded(dims.chunk) * dims.dvp)),
-        lln(arena.floats(padded(dims.chunk) * dims.dvp)),
+        rows(arena.floats(padded(dims.chunk) * dims.dvp)),
         diag(arena.floats(padded(dims.chunk) * dims.dvp)),
+        spare(arena.floats(padded(dims.chunk) * dims.dvp)),
         row(arena.floats(dims.dvp)),
         shifted_c(arena.floats(dims.dp)),
         row_factor(arena.floats(padded(dims.chunk))),
@@ -28,8 +29,9 @@ struct ForwardTiles {
   std::int64_t* token;
   float* exponents;                // [chunk, dp]
   float* values;                   // [chunk, dvp]
-  float* lln;                      // [chunk, dvp] rows of the LLN part
+  float* rows;                     // [chunk, dvp] of o
   float* diag;                     // [chunk, dvp] rows of the block-diagonal part
+  float* spare;                    // [chunk, dvp]
   float* row;                      // [dvp]
   float* shifted_c;                // [dp] c of the state, its maximum 0
   float* row_factor;               // [chunk] what makes weights probabilities
@@ -165,6 +167,7 @@ struct CausalTiles {
         values(arena.floats(padded(dims.chunk) * dims.dvp)),
         reference(arena.floats(dims.dp)),
         row_reference(arena.floats(dims.dp)),
+        key_sum(arena.floats(dims.dp)),
         relative(arena.floats(padded(dims.chunk) * dims.dp)),
         relative_transposed(arena.floats(dims.dp * padded(dims.chunk))),
         rows(arena.floats(padded(dims.chunk) * dims.dp)),
@@ -179,6 +182,7 @@ struct CausalTiles {
         chunk_sum(arena.floats(padded(dims.chunk))),
         sums(arena, dims),
         half_sums(arena, dims),
+        start_sums(arena, dims),
         start(arena, dims) {
     arena.fill(halves, kMaxHalvings, dims);
   }
@@ -187,6 +191,7 @@ struct CausalTiles {
   float* values;               // [chunk, dvp]; zero: not valid
   float* reference;            // [dp] r: middle of u over the keys of the leaf, 0 for padding
   float* row_reference;        // [dp] the same, -inf for padding
+  float* key_sum;              // [dp] sums of E over the keys
   float* relative;             // [leaf, dp] E = 2^(u - r)
   float* relative_transposed;  // [dp, leaf]
   float* rows;                 // [leaf, dp] exponents a of the rows
@@ -198,6 +203,7 @@ struct CausalTiles {
   float *prefix_high, *prefix_sum, *chunk_high, *chunk_sum;  // [leaf]
   KeySums sums;                                              // keys of the segment before the chunk
   KeySums half_sums;
+  KeySums start_sums;         // all keys before the chunk, against the reference of `sums`
   State start;                // all keys before the chunk
   std::vector<State> halves;  // all keys before the second half, one per halving
 };

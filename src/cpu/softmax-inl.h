@@ -9,7 +9,7 @@
 #define LLN_CPU_SOFTMAX_INL_H_
 #endif
 
-#include "cpu/gemm-inl.h"
+#include "cpu/exponentials-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lln::cpu {
@@ -123,9 +123,98 @@ HWY_INLINE void multiply_visible(const ScoreHead& head, Range rows, std::int64_t
   }
 }
 
+// Whether all of rows [rows, width] are of magnitudes up to kLargeValue, and none is NaN.
+HWY_INLINE bool rows_within(const float* data, std::int64_t ld, std::int64_t rows,
+                            std::int64_t width) {
+  const Vec most = hn::Set(kTag, kLargeValue);
+  Vec largest = hn::Zero(kTag);
+  Vec nan_sum = hn::Zero(kTag);  // Max passes over NaN, a sum does not
+  for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t c = 0; c < width; c += kLanes) {
+      const Vec x = hn::Abs(hn::LoadU(kTag, data + i * ld + c));
+      largest = hn::Max(largest, x);
+      nan_sum = hn::Add(nan_sum, hn::Min(x, most));
+    }
+  }
+  return hn::AllTrue(kTag, hn::Le(largest, most)) && hn::AllTrue(kTag, hn::Eq(nan_sum, nan_sum));
+}
+
+// scores[rows, keys] become 2^score where a row sees the key and 0 elsewhere; sum[row] their sums.
+HWY_INLINE void exponentiate_rows(const ScoreHead& head, Range rows, std::int64_t n,
+                                  float* HWY_RESTRICT sum) {
+  const std::int64_t ld = padded(n);
+  float* HWY_RESTRICT const scores = head.tiles->scores;
+  RowVectors partial;
+  for (std::int64_t i = 0; i < rows.size(); ++i) {
+    float* const row = scores + i * ld;
+    const std::int64_t limit = visible(head, rows.begin + i, n);
+    Vec total = hn::Zero(kTag);
+    std::int64_t c = 0;
+    for (; c + kLanes <= limit; c += kLanes) {
+      const Vec p = exp2(hn::Load(kTag, row + c));
+      total = hn::Add(total, p);
+      hn::Store(p, kTag, row + c);
+    }
+    if (c < limit) {
+      const auto inside = hn::FirstN(kTag, static_cast<std::size_t>(limit - c));
+      const Vec p = hn::IfThenElseZero(inside, exp2(hn::Load(kTag, row + c)));
+      total = hn::Add(total, p);
+      hn::Store(p, kTag, row + c);
+      c += kLanes;
+    }
+    for (; c < ld; c += kLanes) hn::Store(hn::Zero(kTag), kTag, row + c);
+    partial.set(i, total);
+  }
+  partial.sum(rows.size(), sum);
+}
+
+// A transposed tile of the keys [begin, end), all of them valid, for the scores of a forward pass.
+HWY_INLINE void load_transposed_keys(const ScoreHead& head, Range keys) {
+  const ScoreTiles& t = *head.tiles;
+  const std::int64_t dp = head.dims->dp;
+  const std::int64_t n = keys.size();
+  if (in_place(head.k) && head.k.width == dp && n % 4 == 0) {
+    return transpose(floats_of(head.k, keys.begin), leading_dim(head.k), n, dp, t.kt, padded(n));
+  }
+  load_tile(
+      head.k, n, [&](std::int64_t i) { return keys.begin + i; }, t.k, dp);
+  transpose(t.k, dp, n, dp, t.kt, padded(n));
+}
+
+// Rows of softmax attention over at most one tile of keys, times a weight for each row, into
+// `target` (`width` channels). Weights are 2^score without a maximum taken off, which ordinary
+// scores allow. False, and nothing written, where they do not, or keys are masked.
+template <class Weight>
+HWY_INLINE bool softmax_rows_fast(const ScoreHead& head, Range rows, Range keys, Weight&& weight,
+                                  Product target, std::int64_t width) {
+  const ScoreTiles& t = *head.tiles;
+  const Dims& dims = *head.dims;
+  if (head.causal) keys.end = std::min(keys.end, rows.end);
+  const std::int64_t n = keys.size();
+  if (head.sequence->mask != nullptr || n <= 0 || n > dims.chunk) return false;
+  const auto nth = [&](std::int64_t i) { return keys.begin + i; };
+  const bool values_in_place = in_place(head.v);
+  if (!values_in_place) load_tile(head.v, n, nth, t.v, dims.dvp);
+  const float* const v = values_in_place ? floats_of(head.v, keys.begin) : t.v;
+  const std::int64_t ldv = values_in_place ? leading_dim(head.v) : dims.dvp;
+  if (!rows_within(v, ldv, n, width)) return false;
+  const std::int64_t count = rows.size();
+  const std::int64_t ld = padded(n);
+  for (std::int64_t i = 0; i < n; ++i) t.key[i] = nth(i);
+  load_queries(head, rows);
+  load_transposed_keys(head, keys);
+  gemm(count, ld, dims.d, by_rows(t.q, dims.dp), t.kt, ld, {t.scores, ld});
+  exponentiate_rows(head, rows, n, t.row_sum);
+  if (!row_sums_are_safe(t.row_sum, count)) return false;
+  for (std::int64_t i = 0; i < count; ++i) t.row_sum[i] = weight(rows.begin + i) / t.row_sum[i];
+  target.row_factor = t.row_sum;
+  gemm(count, width, n, by_rows(t.scores, ld), v, ldv, target);
+  return true;
+}
+
 // out[rows, dvp] = softmax(q k^T / sqrt(d)) v over `keys`; zero rows where there is no key.
-HWY_INLINE void softmax_rows(const ScoreHead& head, Range rows, Range keys,
-                             float* HWY_RESTRICT out) {
+HWY_INLINE void softmax_rows_carefully(const ScoreHead& head, Range rows, Range keys,
+                                       float* HWY_RESTRICT out) {
   const ScoreTiles& t = *head.tiles;
   const Dims& dims = *head.dims;
   const std::int64_t count = rows.size();
@@ -169,6 +258,24 @@ HWY_INLINE void softmax_rows(const ScoreHead& head, Range rows, Range keys,
   }
   for (std::int64_t i = 0; !one_tile && i < count; ++i) {
     scale_row(out + i * dims.dvp, dims.dvp, inverse_or_zero(t.row_sum[i]) / value_scale);
+  }
+}
+
+// target (+)= weight * softmax(q k^T / sqrt(d)) v over `keys`, `width` channels; zero rows where
+// there is no key. `spare` [rows, dvp] is scratch memory.
+template <class Weight>
+HWY_INLINE void softmax_rows(const ScoreHead& head, Range rows, Range keys, Weight&& weight,
+                             const Product& target, std::int64_t width, float* spare) {
+  if (softmax_rows_fast(head, rows, keys, weight, target, width)) return;
+  softmax_rows_carefully(head, rows, keys, spare);
+  for (std::int64_t i = 0; i < rows.size(); ++i) {
+    const Vec w = hn::Set(kTag, weight(rows.begin + i));
+    const float* const row = spare + i * head.dims->dvp;
+    float* const out = target.out + i * target.ld;
+    for (std::int64_t c = 0; c < width; c += kLanes) {
+      const Vec x = hn::Mul(w, hn::Load(kTag, row + c));
+      hn::StoreU(target.accumulate ? hn::Add(hn::LoadU(kTag, out + c), x) : x, kTag, out + c);
+    }
   }
 }
 

@@ -43,7 +43,8 @@ constexpr float kLowest = std::numeric_limits<float>::lowest();
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 
 // 2^x, to 2e-7 relative and exact at 0; 0 below -125 (never subnormal), +inf from 128 on, NaN for
-// NaN. Minimax polynomials of degree 5 for 2^r with constant 1, relative error 8e-8 before rounding.
+// NaN. Minimax polynomials of degree 5 for 2^r with constant 1, relative error 8e-8 before
+// rounding.
 HWY_INLINE Vec exp2(Vec x) {
 #if HWY_TARGET == HWY_AVX3
   // r = x - floor(x), and p * 2^floor(x) as one instruction: a third fewer than with integers.
@@ -221,6 +222,24 @@ HWY_INLINE void store_tile(const Rows& rows, std::int64_t count, Token&& token,
 HWY_INLINE void store_row(const Rows& rows, std::int64_t token, const float* values) {
   store_tile(
       rows, 1, [&](std::int64_t) { return token; }, values, 0, [](std::int64_t) { return 1.0F; });
+}
+
+// Rows of f32 in whole vectors can be operands and results of products where they lie.
+template <class AnyRows>
+HWY_INLINE bool in_place(const AnyRows& rows) {
+  return rows.dtype == DType::f32 && rows.width % kLanes == 0;
+}
+
+// Row i as floats, and how many of them lie between rows.
+HWY_INLINE const float* floats_of(const ConstRows& rows, std::int64_t i) {
+  return reinterpret_cast<const float*>(rows.row(i));
+}
+HWY_INLINE float* floats_of(const Rows& rows, std::int64_t i) {
+  return reinterpret_cast<float*>(rows.row(i));
+}
+template <class AnyRows>
+HWY_INLINE std::int64_t leading_dim(const AnyRows& rows) {
+  return rows.stride / static_cast<std::int64_t>(sizeof(float));
 }
 
 // f(x) and f'(x) of a feature map other than exp, in natural units; see math/feature_map.h.
