@@ -42,10 +42,15 @@ class DecodeState {
  public:
   // An empty state in `memory`, which must stay alive and untouched and be aligned to 64 bytes.
   DecodeState(const DecodeConfig& config, std::span<std::byte> memory);
+  // Two objects must not share memory.
+  DecodeState(const DecodeState&) = delete;
+  DecodeState& operator=(const DecodeState&) = delete;
+  DecodeState(DecodeState&&) = default;
+  DecodeState& operator=(DecodeState&&) = default;
 
   const DecodeConfig& config() const noexcept { return config_; }
   // Tokens that a sequence has seen.
-  std::int64_t tokens(std::int64_t sequence = 0) const { return tokens_.at(sequence); }
+  std::int64_t tokens(std::int64_t sequence = 0) const;
 
   // Forgets everything, or one sequence, whose place another may then take.
   void reset();
@@ -80,6 +85,8 @@ class DecodeState {
   void load(std::span<const std::byte> bytes);
 
  private:
+  void check_sequence(const char* call, std::int64_t sequence) const;
+
   DecodeConfig config_;
   std::span<std::byte> memory_;
   std::vector<std::int64_t> tokens_;

@@ -28,7 +28,8 @@ double weighed_pairs(const Problem& p) {
           ? static_cast<double>(p.tokens_k) /
                 static_cast<double>(p.packed ? std::max<std::int64_t>(p.sequences, 1) : 1)
           : static_cast<double>(std::min(p.diag_block, std::max<std::int64_t>(p.tokens_k, 1)));
-  return p.causal ? tokens * (keys + 1) / 2 : tokens * keys;
+  const bool causal = p.causal || p.op == Op::append;
+  return causal ? tokens * (keys + 1) / 2 : tokens * keys;
 }
 
 // Rows of q and of k over all heads and sequences, and the sizes beside them.

@@ -197,7 +197,8 @@ std::vector<std::string> problem_faults(const Problem& p) {
          fmt::format("causal attention needs as many keys as queries, since row i sees keys up to "
                      "i: {} queries, {} keys",
                      p.tokens, p.tokens_k));
-  expect(!(cross && p.has_diag()),
+  const bool decoding = p.op == Op::append || p.op == Op::step;
+  expect(decoding || !(cross && p.has_diag()),
          fmt::format("block-diagonal attention needs as many keys as queries, since a block holds "
                      "the same tokens of both: {} queries, {} keys",
                      p.tokens, p.tokens_k));
@@ -208,6 +209,16 @@ std::vector<std::string> problem_faults(const Problem& p) {
   expect(!p.packed || p.batch == 1,
          fmt::format("packed sequences need batch 1: batch {}", p.batch));
   expect(!(p.packed && p.masked), "packed sequences take no key mask and no key lengths");
+  if (decoding) {
+    expect(!p.causal, "decoding is causal without the flag");
+    expect(!p.packed, "decoding takes a batch of sequences, not packed ones");
+    expect(p.op != Op::append || p.tokens == p.tokens_k || p.tokens == 0,
+           fmt::format("an append has a row for each new key or none: {} rows, {} keys", p.tokens,
+                       p.tokens_k));
+    expect(p.op != Op::step || p.tokens_k == 0 || (p.tokens == 1 && p.tokens_k == 1),
+           fmt::format("a step has one row and one key, or only rows: {} rows, {} keys", p.tokens,
+                       p.tokens_k));
+  }
   expect(p.packed || p.sequences == p.batch,
          fmt::format("{} sequences with batch {}: only packed ones differ", p.sequences, p.batch));
   return faults;
