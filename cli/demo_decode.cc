@@ -162,7 +162,7 @@ DecodeFindings measure_decoding(const AttentionInputs& in, const View& out, std:
 std::string to_text(const DecodeFindings& found) {
   std::string text =
       "Decoding: a prompt appended to a state, then one token at a time. The state of LLN+Diag\n"
-      "does not grow; softmax attends to a cache of all keys and values.\n\n"
+      "does not grow; the library's softmax attends to a cache of all keys and values.\n\n"
       "              time of one token           memory of the past\n"
       "   tokens    LLN+Diag    softmax       LLN+Diag    softmax\n";
   for (const DecodeRow& row : found.rows) {
@@ -170,10 +170,11 @@ std::string to_text(const DecodeFindings& found) {
                         time_text(row.seconds), time_text(row.softmax_seconds),
                         size_text(found.state_bytes), size_text(row.cache_bytes));
   }
-  return text + fmt::format(
-                    "\nLargest difference from the causal forward over all tokens, relative to the "
-                    "largest output: {:.1e}.\n",
-                    found.difference);
+  return text +
+         fmt::format(
+             "\nLargest difference from the causal forward over all tokens, relative to the\n"
+             "largest output: {:.1e}.\n",
+             found.difference);
 }
 
 Json to_json(const DecodeFindings& found) {

@@ -12,7 +12,6 @@
 #include "api/faults.h"
 #include "c/status.h"
 #include "lln/c.h"
-#include "lln/decode.h"
 #include "lln/lln.h"
 
 struct lln_threads {
