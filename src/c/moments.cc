@@ -100,7 +100,8 @@ lln_status lln_running_get(const lln_running_moments* running, lln_running_head*
       arguments.required("q", q);
       arguments.required("k", k);
     }
-    if (running != nullptr && heads != running->value.k.size()) {
+    arguments.check();
+    if (heads != running->value.k.size()) {
       arguments.add(
           fmt::format("heads is {}: the running moments have {}", heads, running->value.k.size()));
     }

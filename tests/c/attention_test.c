@@ -121,7 +121,7 @@ static void test_backward(void) {
   for (int t = 0; t < kTensors; ++t) free(x[t]), free(moved[t]), free(direction[t]), free(d[t]);
 }
 
-// Saved values make the same gradients, and dmix belongs to mix.
+// Saved values make the same gradients, other ones would not, and dmix belongs to mix.
 static void test_saved_and_mix(void) {
   float q[Q], k[K], v[V], g[O], o[O], lse[B * HK * D], values[B * HK * D * DV];
   float dq[2][Q], dk[2][K], dv[2][V], dmix[2][H], mix[H], one = 1;
@@ -153,6 +153,14 @@ static void test_saved_and_mix(void) {
   CHECK(largest_difference(dk[0], dk[1], K) < 1e-5);
   CHECK(largest_difference(dv[0], dv[1], V) < 1e-5);
   CHECK(largest_difference(dmix[0], dmix[1], H) < 1e-5);
+  memset(values, 0, sizeof values);
+  const lln_attention_gradients wrong = {.g = f32_view(g, B, H, N, DV),
+                                         .saved = out.saved,
+                                         .dq = f32_view(dq[1], B, H, N, D),
+                                         .dk = f32_view(dk[1], B, HK, N, D),
+                                         .dv = f32_view(dv[1], B, HK, N, DV)};
+  CHECK_OK(lln_attention_backward(&in, &wrong, &options, NULL));
+  CHECK(largest_difference(dq[0], dq[1], Q) > 1e-3);
 }
 
 // One sequence of N tokens of which the first `counts` count, said in four ways.
@@ -180,10 +188,11 @@ static void test_which_keys_count(void) {
   CHECK_OK(lln_attention_forward(&in, &other, NULL, NULL));
   CHECK(largest_difference(first, second, HEADS * N * D) < 1e-6);
   // Packed: all queries see the first six keys, and a second sequence without queries the rest.
-  const int32_t of_q[3] = {0, N, N}, of_k[3] = {0, COUNTS, N};
+  const int32_t of_q[3] = {0, N, N};
+  const int64_t of_k[3] = {0, COUNTS, N};
   in.key_mask = (lln_mask_view){0};
   in.cu_seqlens_q = (lln_index_view){.data = of_q, .count = 3};
-  in.cu_seqlens_k = (lln_index_view){.data = of_k, .count = 3};
+  in.cu_seqlens_k = (lln_index_view){.data = of_k, .count = 3, .wide = 1};
   CHECK_OK(lln_attention_forward(&in, &other, NULL, NULL));
   CHECK(largest_difference(first, second, HEADS * N * D) < 1e-6);
 }
