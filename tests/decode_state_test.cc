@@ -197,7 +197,8 @@ TEST_F(Bytes, KnowTheirConfiguration) {
 // 8 magic, 4 version, 20 of options, 48 of sizes, 16 of tokens; m, s, rest, C, k and v of 2
 // slots; 8.
 TEST_F(Bytes, HaveTheDocumentedLayout) {
-  ASSERT_EQ(bytes.size(), 8U + 4 + 20 + 48 + 16 + 2 * 4 * (3 * 3 + 3 * 2 + 4 * 3 + 4 * 2) + 8);
+  ASSERT_EQ(bytes.size(),
+            8U + 4 + 20 + 48 + 16 + 2 * 4 * (2 * (2 * 3 + 3 * 2) + 4 * 3 + 4 * 2) + 8);
   EXPECT_EQ(std::memcmp(bytes.data(), "llnstate\1\0\0\0\2\0\0\0", 16), 0);
   EXPECT_EQ(bytes[32 + 3 * 8], std::byte{3});  // dim
   EXPECT_EQ(bytes[80], std::byte{9});          // tokens of the first sequence
@@ -251,7 +252,8 @@ TEST(DecodeState, ConfigurationsAreChecked) {
     return error_of([&] { (void)decode_state_bytes(config); });
   };
   EXPECT_EQ(refusal({.dim = 8, .dim_v = 8}), "");
-  EXPECT_EQ(decode_state_bytes({.heads_k = 1, .dim = 16, .dim_v = 16}), 4U * (3 * 16 + 16 * 16));
+  EXPECT_EQ(decode_state_bytes({.heads_k = 1, .dim = 16, .dim_v = 16}),
+            4U * 2 * (2 * 16 + 16 * 16));
   const std::string many = refusal({.batch = -1, .heads = 3, .heads_k = 2, .dim = 0, .dim_v = 300});
   EXPECT_TRUE(contains(many, "decode_state_bytes: 4 faults in b-1h3k2d0v300:lln")) << many;
   EXPECT_TRUE(
@@ -266,7 +268,7 @@ TEST(DecodeState, ConfigurationsAreChecked) {
   const DecodeConfig config{.dim = 8, .dim_v = 8};
   const std::string unfit =
       error_of([&] { DecodeState state(config, std::span(memory).subspan(8, 100)); });
-  EXPECT_TRUE(contains(unfit, "memory has 100 bytes: expected 704")) << unfit;
+  EXPECT_TRUE(contains(unfit, "memory has 100 bytes: expected 1280")) << unfit;
   EXPECT_TRUE(contains(unfit, "memory starts 8 bytes past a multiple of 64")) << unfit;
 }
 

@@ -250,58 +250,70 @@ TEST(Decode, LargestValuesDoNotOverflow) {
   }
 }
 
-// One head over a million steps against sums in f64: the mass, and with it every later average.
-class MillionSteps : public testing::TestWithParam<float> {};
+// One head over a million tokens against sums in f64: the mass, and with it every later average.
+struct LongRun {
+  float mean;          // of the keys
+  std::int64_t piece;  // tokens added at once
+};
 
-TEST_P(MillionSteps, MassAndAverageStayRight) {
+class MillionTokens : public testing::TestWithParam<LongRun> {};
+
+TEST_P(MillionTokens, MassAndAverageStayRight) {
 #ifdef LLN_QUICK_TESTS
-  constexpr std::int64_t kSteps = 20'000;
+  constexpr std::int64_t kTokens = 20'000;
 #else
-  constexpr std::int64_t kSteps = 1'000'000;
+  constexpr std::int64_t kTokens = 1'000'000;
 #endif
   constexpr std::int64_t kDim = 4;
-  const float mean = GetParam();
-  const DecodeConfig config{.dim = kDim, .dim_v = 2};
-  OwnedState state(config);
-  const float scale = 1.5F;
-  std::vector<float> noise(1009 * kDim);
+  const auto [mean, piece] = GetParam();
+  OwnedState state({.dim = kDim, .dim_v = 2});
+  const float scale = 3;  // weights over many orders of magnitude: the small ones must not get lost
+  std::vector<float> noise(100003);
   for (std::size_t i = 0; i < noise.size(); ++i) {
     noise[i] = static_cast<float>(conformance::normal_number(3, i));
   }
-  std::vector<float> q(kDim, 0.0F), k(kDim), v(2, 1.0F), o(2);
-  AttentionInputs in{.q = view(q.data(), {1, 1, 1, kDim}),
-                     .k = view(k.data(), {1, 1, 1, kDim}),
-                     .v = view(v.data(), {1, 1, 1, 2}),
-                     .alpha = scalar(&scale),
-                     .beta = scalar(&scale)};
-  const View out = view(o.data(), {1, 1, 1, 2});
-  std::vector<std::byte> workspace(4096);
+  std::vector<float> q(piece * kDim, 0.0F), k(piece * kDim), v(piece * 2, 1.0F), o(piece * 2);
+  const AttentionInputs in{.q = view(q.data(), {1, 1, piece, kDim}),
+                           .k = view(k.data(), {1, 1, piece, kDim}),
+                           .v = view(v.data(), {1, 1, piece, 2}),
+                           .alpha = scalar(&scale),
+                           .beta = scalar(&scale)};
+  const View out = view(o.data(), {1, 1, piece, 2});
+  std::vector<std::byte> workspace(1 << 20);
   double mass[kDim] = {}, sum[kDim] = {};
-  for (std::int64_t t = 0; t < kSteps; ++t) {
-    for (std::int64_t l = 0; l < kDim; ++l) {
-      k[l] = mean + noise[(t * kDim + l) % noise.size()];
-      const double e = std::exp(double{scale} * (double{k[l]} - mean));
-      mass[l] += e;
-      sum[l] += e * (t % 3);
+  for (std::int64_t t = 0; t < kTokens; t += piece) {
+    for (std::int64_t i = 0; i < piece; ++i) {
+      for (std::int64_t l = 0; l < kDim; ++l) {
+        float& key = k[i * kDim + l];
+        key = mean + noise[((t + i) * kDim + l) % noise.size()];
+        const double e = std::exp(double{scale} * (double{key} - mean));
+        mass[l] += e;
+        sum[l] += e * static_cast<double>((t + i) % 3);
+      }
+      v[i * 2 + 1] = static_cast<float>((t + i) % 3);
     }
-    v[1] = static_cast<float>(t % 3);
-    state->step(in, out, {.workspace = workspace});
+    state->append(in, out, {.workspace = workspace});
   }
-  EXPECT_NEAR(o[0], 1, 1e-4);
   double total = 0, expected = 0;
   for (std::int64_t l = 0; l < kDim; ++l) {
     total += mass[l];
     expected += sum[l];
   }
-  EXPECT_NEAR(o[1], expected / total, 1e-4);
+  EXPECT_NEAR(o[piece * 2 - 2], 1, 1e-4);
+  EXPECT_NEAR(o[piece * 2 - 1], expected / total, 1e-4);
   // A key as heavy as all before it together, in every channel, takes half of every average.
-  for (std::int64_t l = 0; l < kDim; ++l) k[l] = mean + static_cast<float>(std::log(mass[l]) / 1.5);
+  std::vector<std::int32_t> lengths;
+  for (std::int64_t l = 0; l < kDim; ++l) {
+    k[l] = mean + static_cast<float>(std::log(mass[l]) / scale);
+  }
   v[0] = 3;
-  state->step(in, out);
-  EXPECT_NEAR(o[0], 2, 2e-4 * (1 + std::abs(mean) / 20));
+  state->step(token_range(in, 0, 1, lengths), token_range(out, 0, 1));
+  EXPECT_NEAR(o[0], 2, 1e-4);
 }
 
-INSTANTIATE_TEST_SUITE_P(Means, MillionSteps, testing::Values(0.0F, 100.0F, -100.0F));
+INSTANTIATE_TEST_SUITE_P(Runs, MillionTokens,
+                         testing::Values(LongRun{0, 1}, LongRun{100, 1}, LongRun{-100, 1},
+                                         LongRun{100, 20}));
 
 // Every kernel in the lists decodes; the case table compares them with the reference.
 TEST(Decode, KernelsCanBeForced) {

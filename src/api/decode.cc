@@ -127,7 +127,9 @@ void DecodeState::merge(const DecodeState& later) {
     for (std::int64_t h = 0; h < config_.heads_k; ++h) {
       const DecodeSlot into = shape.slot(floats(memory_), b * config_.heads_k + h);
       const DecodeSlot other = shape.slot(floats(later.memory_), b * config_.heads_k + h);
-      lln::merge(shape, into, other);
+      fold(shape, into);
+      lln::merge(shape, into.all, other.all);
+      lln::merge(shape, into.recent, other.recent);
       std::copy(other.block_k, other.block_k + shape.block * (shape.dp + shape.dvp), into.block_k);
     }
     tokens_[static_cast<std::size_t>(b)] += later.tokens(b);

@@ -80,7 +80,8 @@ std::uint64_t checksum(std::span<const std::byte> bytes) noexcept {
 
 std::size_t bytes_of(const DecodeConfig& config) noexcept {
   const DecodeShape shape = decode_shape(config);
-  const std::int64_t slot = 3 * shape.d + shape.d * shape.dv + shape.block * (shape.d + shape.dv);
+  const std::int64_t slot =
+      2 * (2 * shape.d + shape.d * shape.dv) + shape.block * (shape.d + shape.dv);
   return kHeaderBytes + 8 * static_cast<std::size_t>(config.batch) +
          4 * static_cast<std::size_t>(slot_count(config) * slot) + kChecksumBytes;
 }
@@ -179,8 +180,11 @@ void DecodeState::save(std::span<std::byte> out) const {
     // Rows that no key is in may hold anything: as zeros, equal states have equal bytes.
     const std::int64_t kept =
         shape.block_tokens(tokens_[static_cast<std::size_t>(i / config_.heads_k)]);
-    for (const float* numbers : {slot.m, slot.s, slot.rest}) to.reals(numbers, shape.d);
-    for (std::int64_t l = 0; l < shape.d; ++l) to.reals(slot.values + l * shape.dvp, shape.dv);
+    for (const KeySet& set : {slot.all, slot.recent}) {
+      to.reals(set.m, shape.d);
+      to.reals(set.s, shape.d);
+      for (std::int64_t l = 0; l < shape.d; ++l) to.reals(set.values + l * shape.dvp, shape.dv);
+    }
     for (std::int64_t j = 0; j < shape.block; ++j) {
       to.reals(j < kept ? slot.block_k + j * shape.dp : unused.data(), shape.d);
     }
@@ -203,8 +207,11 @@ void DecodeState::load(std::span<const std::byte> bytes) {
   const DecodeShape shape = decode_shape(config_);
   for (std::int64_t i = 0; i < slot_count(config_); ++i) {
     const DecodeSlot slot = shape.slot(reinterpret_cast<float*>(memory_.data()), i);
-    for (float* numbers : {slot.m, slot.s, slot.rest}) from.reals(numbers, shape.d);
-    for (std::int64_t l = 0; l < shape.d; ++l) from.reals(slot.values + l * shape.dvp, shape.dv);
+    for (const KeySet& set : {slot.all, slot.recent}) {
+      from.reals(set.m, shape.d);
+      from.reals(set.s, shape.d);
+      for (std::int64_t l = 0; l < shape.d; ++l) from.reals(set.values + l * shape.dvp, shape.dv);
+    }
     for (std::int64_t j = 0; j < shape.block; ++j) {
       from.reals(slot.block_k + j * shape.dp, shape.d);
     }

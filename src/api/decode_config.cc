@@ -36,7 +36,7 @@ double state_bytes(const DecodeConfig& c) {
   const double block = c.kind == Kind::lln_diag ? static_cast<double>(c.diag_block) : 0;
   const double dp = static_cast<double>(c.dim) + kStatePad;
   const double dvp = static_cast<double>(c.dim_v) + kStatePad;
-  const double floats = 3 * dp + static_cast<double>(c.dim) * dvp + block * (dp + dvp);
+  const double floats = 2 * (2 * dp + static_cast<double>(c.dim) * dvp) + block * (dp + dvp);
   return 4 * floats * static_cast<double>(c.batch) * static_cast<double>(c.heads_k);
 }
 

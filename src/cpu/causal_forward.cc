@@ -48,7 +48,7 @@ class CausalForward : KernelRun<CausalForwardLayout> {
         } else {
           sum_segment(dims_, head, work.rows[i], t, t.sums);
         }
-        advance(head, prefix, t.sums, prefix, worker);
+        advance(head, work.rows[i], prefix, t.sums, prefix, worker);
       }
       end(head, prefix, worker);
     });
@@ -70,7 +70,7 @@ class CausalForward : KernelRun<CausalForwardLayout> {
       const State& last = layout_.prefixes[worker];
       begin(head, count > 0 ? states[0] : last, worker);
       for (std::int64_t i = 0; i < count; ++i) {
-        advance(head, states[i], layout_.sums[work.first_row_slot + i],
+        advance(head, work.rows[i], states[i], layout_.sums[work.first_row_slot + i],
                 i + 1 < count ? states[i + 1] : last, worker);
       }
       end(head, last, worker);
@@ -95,16 +95,17 @@ class CausalForward : KernelRun<CausalForwardLayout> {
       return zero_rows_without_keys(keys, worker);
     }
     DecodeHead head = decode_head(keys, worker);
-    for (std::int64_t i = 0; i < keys.sequence->key_first; ++i) head.add(i);
-    head.copy_to(first);
+    const Sequence& seq = *keys.sequence;
+    for (std::int64_t i = 0; i < seq.key_first; ++i) head.add(i);
+    if (seq.key_first < seq.key_end) head.copy_to(first);
   }
 
   // The state after a segment from the one before it.
-  void advance(const KeyHead& keys, const State& before, const KeySums& sums, const State& after,
-               int worker) {
+  void advance(const KeyHead& keys, Range segment, const State& before, const KeySums& sums,
+               const State& after, int worker) {
     if (!appends()) return join(dims_, &before, sums, after);
     DecodeHead head = decode_head(keys, worker);
-    head.add_sums(sums);
+    head.add_sums(segment, sums);
     head.copy_to(after);
   }
 

@@ -1,5 +1,5 @@
 // Decoding token by token. One key changes every channel's average by C += (e/s)(v - C), and a row
-// is a weighted sum of those averages, so both happen in one pass over C: the row's weights need
+// is a weighted sum of averages, so both happen in one pass over the state: the row's weights need
 // nothing but (m, s), which are updated first. Exponents are in units of log2 (math/state.h).
 // SPDX-License-Identifier: Apache-2.0
 #if defined(LLN_CPU_DECODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -24,120 +24,128 @@ HWY_INLINE DecodeShape decode_shape(const Problem& p) {
 }
 
 // Takes a key with exponents u[dp] into (m, s); share = e/s is its part of the new averages. The
-// reference is raised only by keys that exceed it by kReferenceSlack; then s is 1 at least.
-HWY_INLINE void add_mass(const Dims& dims, const float* HWY_RESTRICT u, const DecodeSlot& slot,
+// reference is raised only by keys that exceed it by kReferenceSlack; s is at least 1 then.
+HWY_INLINE void add_mass(const Dims& dims, const float* HWY_RESTRICT u, const KeySet& set,
                          float* HWY_RESTRICT share) {
   for (std::int64_t l = 0; l < dims.dp; l += kLanes) {
     const auto real =
         hn::FirstN(kTag, static_cast<std::size_t>(std::clamp<std::int64_t>(dims.d - l, 0, kLanes)));
     const Vec x = hn::IfThenElse(real, hn::Load(kTag, u + l), hn::Set(kTag, kNegInf));
-    const Vec m = hn::Load(kTag, slot.m + l);
-    Vec s = hn::Load(kTag, slot.s + l);
-    Vec rest = hn::Load(kTag, slot.rest + l);
+    const Vec m = hn::Load(kTag, set.m + l);
+    Vec s = hn::Load(kTag, set.s + l);
     const auto above = hn::Gt(x, hn::Add(m, hn::Set(kTag, kReferenceSlack)));
     const Vec raised = hn::IfThenElse(above, x, m);
     if (!hn::AllFalse(kTag, above)) {
-      const Vec factor = exp2(hn::Sub(m, raised));
-      s = hn::Mul(s, factor);
-      rest = hn::Mul(rest, factor);
-      hn::Store(raised, kTag, slot.m + l);
+      s = hn::Mul(s, exp2(hn::Sub(m, raised)));
+      hn::Store(raised, kTag, set.m + l);
     }
     const Vec e = exp2(hn::Sub(x, raised));
-    // s + e and its rounding error exactly, then s + rest anew.
-    const Vec sum = hn::Add(s, e);
-    const Vec e_part = hn::Sub(sum, s);
-    const Vec lost = hn::Add(hn::Sub(s, hn::Sub(sum, e_part)), hn::Sub(e, e_part));
-    rest = hn::Add(rest, lost);
-    const Vec total = hn::Add(sum, rest);
-    hn::Store(total, kTag, slot.s + l);
-    hn::Store(hn::Sub(rest, hn::Sub(total, sum)), kTag, slot.rest + l);
-    hn::Store(hn::Div(e, total), kTag, share + l);
+    s = hn::Add(s, e);
+    hn::Store(s, kTag, set.s + l);
+    hn::Store(hn::Div(e, s), kTag, share + l);
   }
 }
 
-// a becomes the softmax over channels of a + c: 2^(a + m - high) s, normalised. No logarithm of s
-// is taken, and s between 1 and a few times the number of keys costs no range.
-HWY_INLINE void mass_weights(const Dims& dims, const DecodeSlot& slot, float* HWY_RESTRICT a) {
+// The weights of a row with exponents a[dp], the softmax over channels of a + c, in two parts: of
+// the keys in `all`, which replace a, and of those in `recent`. They are 2^(a + m - high) s,
+// normalised: no logarithm of s is taken, and s between 1 and a few times the number of keys costs
+// no range.
+HWY_INLINE void mass_weights(const Dims& dims, const DecodeSlot& slot, float* HWY_RESTRICT a,
+                             float* HWY_RESTRICT recent) {
   Vec top = hn::Set(kTag, kLowest);
   for (std::int64_t l = 0; l < dims.dp; l += kLanes) {
-    const Vec x = hn::Add(hn::Load(kTag, a + l), hn::Load(kTag, slot.m + l));
-    top = hn::Max(top, x);
-    hn::Store(x, kTag, a + l);
+    const Vec x = hn::Load(kTag, a + l);
+    const Vec old = hn::Add(x, hn::Load(kTag, slot.all.m + l));
+    const Vec young = hn::Add(x, hn::Load(kTag, slot.recent.m + l));
+    top = hn::Max(top, hn::Max(old, young));
+    hn::Store(old, kTag, a + l);
+    hn::Store(young, kTag, recent + l);
   }
   const Vec high = hn::Set(kTag, reduce_max(top));
   Vec sum = hn::Zero(kTag);
   for (std::int64_t l = 0; l < dims.dp; l += kLanes) {
-    const Vec w = hn::Mul(exp2(hn::Sub(hn::Load(kTag, a + l), high)), hn::Load(kTag, slot.s + l));
-    sum = hn::Add(sum, w);
-    hn::Store(w, kTag, a + l);
+    const Vec old =
+        hn::Mul(exp2(hn::Sub(hn::Load(kTag, a + l), high)), hn::Load(kTag, slot.all.s + l));
+    const Vec young =
+        hn::Mul(exp2(hn::Sub(hn::Load(kTag, recent + l), high)), hn::Load(kTag, slot.recent.s + l));
+    sum = hn::Add(sum, hn::Add(old, young));
+    hn::Store(old, kTag, a + l);
+    hn::Store(young, kTag, recent + l);
   }
-  scale_row(a, dims.dp, 1.0F / reduce_sum(sum));
+  const float inverse = 1.0F / reduce_sum(sum);
+  scale_row(a, dims.dp, inverse);
+  scale_row(recent, dims.dp, inverse);
 }
 
-// One pass over kV vectors of the columns of C: updates it with a value (kAdd) and sums kRows rows,
-// out[row] = weights[row] C.
+// One pass over kV vectors of the columns of both C: a value joins that of `recent` (kAdd), and
+// kRows rows are summed, out[row] = weights[row] C.
 template <bool kAdd, std::int64_t kV, std::int64_t kRows>
-HWY_INLINE void pass_columns(const Dims& dims, const float* HWY_RESTRICT share,
-                             const float* HWY_RESTRICT value, float* HWY_RESTRICT c,
-                             const float* HWY_RESTRICT weights, float* HWY_RESTRICT out) {
+HWY_INLINE void pass_columns(const Dims& dims, const DecodeTiles& t, const DecodeSlot& slot,
+                             std::int64_t column) {
+  const std::int64_t d = dims.d, dp = dims.dp, dvp = dims.dvp;
+  const float* HWY_RESTRICT old = slot.all.values + column;
+  float* HWY_RESTRICT young = slot.recent.values + column;
+  const float* HWY_RESTRICT share = t.share;
   Vec v[kV];
   Vec acc[kRows > 0 ? kRows : 1][kV];
   for (std::int64_t j = 0; j < kV; ++j) {
-    if constexpr (kAdd) v[j] = hn::Load(kTag, value + j * kLanes);
+    if constexpr (kAdd) v[j] = hn::Load(kTag, t.value + column + j * kLanes);
     for (std::int64_t r = 0; r < kRows; ++r) acc[r][j] = hn::Zero(kTag);
   }
-  for (std::int64_t l = 0; l < dims.d; ++l, c += dims.dvp) {
+  for (std::int64_t l = 0; l < d; ++l, old += dvp, young += dvp) {
     Vec row[kV];
     HWY_UNROLL(4)
     for (std::int64_t j = 0; j < kV; ++j) {
-      row[j] = hn::Load(kTag, c + j * kLanes);
+      row[j] = hn::Load(kTag, young + j * kLanes);
       if constexpr (kAdd) {
         row[j] = hn::MulAdd(hn::Set(kTag, share[l]), hn::Sub(v[j], row[j]), row[j]);
-        hn::Store(row[j], kTag, c + j * kLanes);
+        hn::Store(row[j], kTag, young + j * kLanes);
       }
     }
     HWY_UNROLL(4)
     for (std::int64_t r = 0; r < kRows; ++r) {
-      const Vec w = hn::Set(kTag, weights[r * dims.dp + l]);
+      const Vec w_old = hn::Set(kTag, t.weights[r * dp + l]);
+      const Vec w_young = hn::Set(kTag, t.recent_weights[r * dp + l]);
       HWY_UNROLL(4)
-      for (std::int64_t j = 0; j < kV; ++j) acc[r][j] = hn::MulAdd(w, row[j], acc[r][j]);
+      for (std::int64_t j = 0; j < kV; ++j) {
+        acc[r][j] = hn::MulAdd(w_old, hn::Load(kTag, old + j * kLanes), acc[r][j]);
+        acc[r][j] = hn::MulAdd(w_young, row[j], acc[r][j]);
+      }
     }
   }
   for (std::int64_t r = 0; r < kRows; ++r) {
     for (std::int64_t j = 0; j < kV; ++j) {
-      hn::Store(acc[r][j], kTag, out + r * dims.dvp + j * kLanes);
+      hn::Store(acc[r][j], kTag, t.lln + r * dvp + column + j * kLanes);
     }
   }
 }
 
 template <bool kAdd, std::int64_t kRows>
-HWY_NOINLINE void pass_state(const Dims& dims, const DecodeTiles& t, float* values) {
+HWY_NOINLINE void pass_state(const Dims& dims, const DecodeTiles& t, const DecodeSlot& slot) {
   // As many accumulators as registers hold: 4 rows of 4 vectors of 32, of 2 vectors of 16.
   constexpr std::int64_t kV = HWY_TARGET == HWY_AVX3 ? 4 : 2;
   std::int64_t c = 0;
   for (; c + kV * kLanes <= dims.dvp; c += kV * kLanes) {
-    pass_columns<kAdd, kV, kRows>(dims, t.share, t.value + c, values + c, t.weights, t.lln + c);
+    pass_columns<kAdd, kV, kRows>(dims, t, slot, c);
   }
-  for (; c < dims.dvp; c += kLanes) {
-    pass_columns<kAdd, 1, kRows>(dims, t.share, t.value + c, values + c, t.weights, t.lln + c);
-  }
+  for (; c < dims.dvp; c += kLanes) pass_columns<kAdd, 1, kRows>(dims, t, slot, c);
 }
 
 template <bool kAdd>
 HWY_INLINE void pass_state(const Dims& dims, const DecodeTiles& t, std::int64_t rows,
-                           float* values) {
+                           const DecodeSlot& slot) {
   switch (rows) {
     case 0:
-      if (kAdd) pass_state<kAdd, 0>(dims, t, values);
+      if (kAdd) pass_state<kAdd, 0>(dims, t, slot);
       return;
     case 1:
-      return pass_state<kAdd, 1>(dims, t, values);
+      return pass_state<kAdd, 1>(dims, t, slot);
     case 2:
-      return pass_state<kAdd, 2>(dims, t, values);
+      return pass_state<kAdd, 2>(dims, t, slot);
     case 3:
-      return pass_state<kAdd, 3>(dims, t, values);
+      return pass_state<kAdd, 3>(dims, t, slot);
     default:
-      return pass_state<kAdd, DecodeTiles::kRows>(dims, t, values);
+      return pass_state<kAdd, DecodeTiles::kRows>(dims, t, slot);
   }
 }
 
@@ -177,16 +185,17 @@ class DecodeHead {
 
   // Token `i` of the call, the next one of its sequence; and its rows where the call has rows.
   void add(std::int64_t i) {
+    if (tokens_ % kRecentTokens == 0) fold(shape_, slot_);
     const auto token = [&](std::int64_t) { return i; };
     load_exponents(keys_.k, 1, token, keys_.feature, keys_.power, keys_.beta, t_.key, dims_.dp,
                    nullptr);
     load_tile(keys_.v, 1, token, t_.value, dims_.dvp);
-    add_mass(dims_, t_.key, slot_, t_.share);
+    add_mass(dims_, t_.key, slot_.recent, t_.share);
     store_in_block(i, tokens_++);
     const std::int64_t rows = call_.in.q.given() ? dims_.group : 0;
     bool add = true;
     if (largest_magnitude(t_.value, dims_.dvp) > kLargeValue) {
-      add_large_value(dims_, t_, slot_.values);
+      add_large_value(dims_, t_, slot_.recent.values);
       add = false;
     }
     for (std::int64_t first = 0; first < rows || add; first += DecodeTiles::kRows) {
@@ -212,37 +221,43 @@ class DecodeHead {
     }
   }
 
-  // Many keys at once have been summed elsewhere.
-  void add_sums(const KeySums& sums) {
+  // Tokens [begin, end) of the call, which have been summed elsewhere.
+  void add_sums(Range tokens, const KeySums& sums) {
+    const std::int64_t recent = (tokens_ + tokens.begin) % kRecentTokens;
+    if (recent + tokens.size() > kRecentTokens) fold(shape_, slot_);
+    const KeySet& set = slot_.recent;
     for (std::int64_t l = 0; l < dims_.d; ++l) {
-      const JoinedMass joined =
-          join_mass(slot_.m[l], static_cast<double>(slot_.s[l]) + slot_.rest[l], sums.m[l],
-                    static_cast<double>(sums.s[l]));
-      slot_.m[l] = joined.m;
-      slot_.s[l] = joined.s;
-      slot_.rest[l] = joined.rest;
-      float* const row = slot_.values + l * dims_.dvp;
+      const JoinedMass joined = join_mass(set.m[l], set.s[l], sums.m[l], sums.s[l]);
+      set.m[l] = joined.m;
+      set.s[l] = joined.s;
+      float* const row = set.values + l * dims_.dvp;
       add_scaled(row, row, dims_.dvp, joined.first, false);
       if (joined.second == 0) continue;
       add_scaled(row, sums.a + l * dims_.dvp, dims_.dvp,
                  joined.second / sums.s[l] / *sums.value_scale, true);
     }
   }
+
+  // Both sets together, as the other kernels know a state.
+  void copy_to(const State& state) const {
+    const KeySet& all = slot_.all;
+    const KeySet& recent = slot_.recent;
+    std::fill(state.c, state.c + dims_.dp, kNegInf);
+    std::fill(state.values + dims_.d * dims_.dvp, state.values + dims_.state(), 0.0F);
+    for (std::int64_t l = 0; l < dims_.d; ++l) {
+      const JoinedMass joined = join_mass(all.m[l], all.s[l], recent.m[l], recent.s[l]);
+      if (joined.s != 0) state.c[l] = joined.m + std::log2(joined.s);
+      float* const row = state.values + l * dims_.dvp;
+      add_scaled(row, all.values + l * dims_.dvp, dims_.dvp, joined.first, false);
+      add_scaled(row, recent.values + l * dims_.dvp, dims_.dvp, joined.second, true);
+    }
+  }
+
   // The running block when the first `count` tokens of the call have been added.
   void keep_block(std::int64_t count) {
     const std::int64_t tokens = tokens_ + count;
     const std::int64_t kept = std::min(count, shape_.block_tokens(tokens));
     for (std::int64_t i = 1; i <= kept; ++i) store_in_block(count - i, tokens - i);
-  }
-
-  // The state as the other kernels know it.
-  void copy_to(const State& state) const {
-    std::fill(state.c, state.c + dims_.dp, kNegInf);
-    for (std::int64_t l = 0; l < dims_.d; ++l) {
-      if (slot_.s[l] != 0) state.c[l] = slot_.m[l] + std::log2(slot_.s[l]);
-    }
-    std::copy(slot_.values, slot_.values + dims_.d * dims_.dvp, state.values);
-    std::fill(state.values + dims_.d * dims_.dvp, state.values + dims_.state(), 0.0F);
   }
 
  private:
@@ -269,12 +284,12 @@ class DecodeHead {
       float* const weights = t_.weights + (r - rows.begin) * dims_.dp;
       const std::int64_t row = first_row + r % count;
       head_of(r).load(dims_, {row, row + 1}, weights, nullptr);
-      mass_weights(dims_, slot_, weights);
+      mass_weights(dims_, slot_, weights, t_.recent_weights + (r - rows.begin) * dims_.dp);
     }
     if (add) {
-      pass_state<true>(dims_, t_, rows.size(), slot_.values);
+      pass_state<true>(dims_, t_, rows.size(), slot_);
     } else {
-      pass_state<false>(dims_, t_, rows.size(), slot_.values);
+      pass_state<false>(dims_, t_, rows.size(), slot_);
     }
     for (std::int64_t r = rows.begin; r < rows.end; ++r) {
       write_row(head_of(r), first_row + r % count, t_.lln + (r - rows.begin) * dims_.dvp);

@@ -209,6 +209,7 @@ struct DecodeTiles {
         share(arena.floats(dims.dp)),
         value(arena.floats(dims.dvp)),
         weights(arena.floats(kRows * dims.dp)),
+        recent_weights(arena.floats(kRows * dims.dp)),
         lln(arena.floats(kRows * dims.dvp)),
         lln_channel(arena.floats(dims.dvp)),
         diag_channel(arena.floats(dims.dvp)) {
@@ -220,7 +221,8 @@ struct DecodeTiles {
   float* key;                               // [dp] exponents of the new key
   float* share;                             // [dp] of the new key in each channel's average
   float* value;                             // [dvp]
-  float* weights;                           // [rows, dp]
+  float* weights;                           // [rows, dp] of all keys but the recent ones
+  float* recent_weights;                    // [rows, dp] of those
   float* lln;                               // [rows, dvp]
   float *lln_channel, *diag_channel;        // [dvp] weights of the two parts
   float *query = nullptr, *diag = nullptr;  // [dp], [dvp]
