@@ -64,12 +64,13 @@ Cost backward_cost(const Problem& p) {
   return cost;
 }
 
-// Decoding reads and writes the f32 state of every key head; an append also reads its tokens once.
+// Decoding reads the f32 state of every key head, and writes it where it adds keys; besides, the
+// tokens are read once.
 Cost decode_cost(const Problem& p) {
   const double state = static_cast<double>(p.batch) * static_cast<double>(p.heads_k) *
                        static_cast<double>(p.dim) * static_cast<double>(p.dim_v + 2) * 4;
   Cost cost = forward_cost(p);
-  cost.bytes += 2 * state;
+  cost.bytes += p.tokens_k > 0 ? 2 * state : state;
   return cost;
 }
 

@@ -7,8 +7,9 @@
 
 namespace lln::cpu {
 
-// Fewer tokens than this are added one by one.
-inline constexpr std::int64_t kLeastWalk = 16;
+// Fewer tokens than this are added one by one. 12 heads of 64 channels, one core of a Xeon at 2.8
+// GHz with AVX-512, 2026: 8 tokens take 0.16 ms one by one and 0.11 ms as a chunk, 6 as long.
+inline constexpr std::int64_t kLeastWalk = 8;
 // Floats of state that a step must pass over before handing work to other threads pays.
 inline constexpr std::int64_t kStepFloatsToShare = std::int64_t{1} << 18;
 
