@@ -10,7 +10,7 @@ FOLDERS := include src cli conformance bench fuzz tests examples
 
 # Files for clang-tidy, unless some are named. What is compiled once per vector target is left out:
 # clang-tidy takes minutes on it.
-TIDY ?= $(sort $(wildcard src/api/*.cc src/reference/*.cc src/io/*.cc cli/*.cc conformance/*.cc \
+TIDY ?= $(sort $(wildcard src/api/*.cc src/c/*.cc src/reference/*.cc src/io/*.cc cli/*.cc conformance/*.cc \
   $(filter-out bench/machine_loops.cc,$(wildcard bench/*.cc))))
 
 .PHONY: help setup build demo bench test format lint install clean
@@ -40,13 +40,13 @@ test: build ## all tests, then the quick ones again under the sanitizers
 	@cmake --build --preset asan -j $(JOBS)
 	ctest --preset asan -j $(JOBS)
 
-format: ## rewrite the C++ files in the project's format
+format: ## rewrite the C++ and C files in the project's format
 	@tools/setup lint
-	@find $(FOLDERS) -name '*.h' -o -name '*.cc' | xargs clang-format -i
+	@find $(FOLDERS) -name '*.h' -o -name '*.c' -o -name '*.cc' | xargs clang-format -i
 
 lint: build ## check format, clang-tidy and the project's rules (TIDY="files" for some files only)
 	@tools/setup lint
-	@find $(FOLDERS) -name '*.h' -o -name '*.cc' | xargs clang-format --dry-run --Werror
+	@find $(FOLDERS) -name '*.h' -o -name '*.c' -o -name '*.cc' | xargs clang-format --dry-run --Werror
 	@printf '%s\n' $(TIDY) | xargs -P $(JOBS) -n 1 clang-tidy -p build/release --quiet
 	ctest --preset release -L rules
 

@@ -45,10 +45,6 @@ double warm_up(ProblemData& data) {
 }  // namespace
 
 void check_measurable(const Problem& problem, Parallel& threads) {
-  if (problem.op == Op::append || problem.op == Op::step) {
-    throw Error(ErrorCode::unsupported, fmt::format("{}: this build has no kernel for {}",
-                                                    to_string(problem), to_string(problem.op)));
-  }
   workspace_bytes(problem, {.parallel = &threads});  // throws where no kernel takes it
   const Cost cost = minimal_cost(problem);
   if (!(cost.bytes > 0 && cost.flops > 0)) {

@@ -88,24 +88,35 @@ ProblemData::ProblemData(const Problem& problem, Parallel& threads)
   make_inputs();
   make_lengths();
   make_outputs();
+  if (problem.op == Op::append || problem.op == Op::step) make_state();
   workspace_ = io::Bytes(lln::workspace_bytes(problem, {.parallel = &threads}));
   std::memset(workspace_.data(), 0, workspace_.size());
   if (problem.op == Op::backward) forward();  // leaves what the backward takes from it
 }
 
 void ProblemData::run() {
+  if (state_) return decode();
   if (problem_.op != Op::backward) forward();
   if (problem_.op != Op::forward) backward();
 }
 
-void ProblemData::forward() {
-  attention_forward(in_, out_, options_,
-                    {.parallel = &threads_, .workspace = {workspace_.data(), workspace_.size()}});
+Exec ProblemData::exec() {
+  return {.parallel = &threads_, .workspace = {workspace_.data(), workspace_.size()}};
 }
 
-void ProblemData::backward() {
-  attention_backward(in_, grads_, options_,
-                     {.parallel = &threads_, .workspace = {workspace_.data(), workspace_.size()}});
+void ProblemData::forward() { attention_forward(in_, out_, options_, exec()); }
+
+void ProblemData::backward() { attention_backward(in_, grads_, options_, exec()); }
+
+void ProblemData::decode() {
+  if (problem_.op == Op::append) {
+    state_->reset();
+    state_->append(in_, out_.o, exec());
+  } else if (problem_.tokens_k == 0) {
+    state_->read(in_, out_.o, exec());
+  } else {
+    state_->step(in_, out_.o, exec());
+  }
 }
 
 ConstView ProblemData::gaussian(const Shape& shape) {
@@ -169,10 +180,34 @@ void ProblemData::make_lengths() {
   }
 }
 
+void ProblemData::make_state() {
+  const Problem& p = problem_;
+  const DecodeConfig config{.batch = p.batch,
+                            .heads = p.heads,
+                            .heads_k = p.heads_k,
+                            .dim = p.dim,
+                            .dim_v = p.dim_v,
+                            .kind = p.kind,
+                            .diag_block = options_.diag_block,
+                            .feature = p.feature,
+                            .power = p.power};
+  io::Bytes& bytes = memory_.emplace_back(decode_state_bytes(config));
+  state_.emplace(config, std::span(bytes.data(), bytes.size()));
+  // An append without rows and a read without keys are given none.
+  if (p.op == Op::append && p.tokens == 0) {
+    in_.q = {};
+    out_.o = {};
+  }
+  if (p.op == Op::step && p.tokens_k == 0) {
+    in_.k = in_.v = {};
+    in_.key_lengths = {};
+  }
+}
+
 void ProblemData::make_outputs() {
   const Problem& p = problem_;
   out_.o = zeros(p.dtype, {p.batch, p.heads, p.tokens, p.dim_v});
-  if (p.op == Op::forward) return;
+  if (p.op != Op::backward && p.op != Op::train) return;
   if (p.has_lln()) {
     const DType dtype = p.dtype == DType::f64 ? DType::f64 : DType::f32;
     out_.saved.key_lse = zeros(dtype, {p.sequences, p.heads_k, 1, p.dim});

@@ -97,6 +97,7 @@ AttentionFile::AttentionFile(const io::TensorSource& file, const FileRequest& re
   }
   if (check.used("mix")) view_weights(request.mix.value_or(AttentionOptions().mix));
   view_keys();
+  if (matching_ && matching_ != Matching::frozen) add_scales();
 }
 
 void AttentionFile::view_attention(FileLayout layout) {
@@ -123,29 +124,33 @@ void AttentionFile::view_parameter(const char* name, ConstView& input, std::opti
   input = t->view;
 }
 
-MatchingReport AttentionFile::match(const AttentionOptions& options, const Exec& exec) {
-  if (!matching_ || matching_ == Matching::frozen) return {};
+// Scales that match() sets have their memory from the start, so that the call can be checked before
+// a pass over q and k is spent on it.
+void AttentionFile::add_scales() {
   const std::int64_t sequences = inputs_.cu_seqlens_q.given()
                                      ? std::max<std::int64_t>(inputs_.cu_seqlens_q.count - 1, 0)
                                      : inputs_.q.shape[0];
   const auto add = [&](const char* name, std::int64_t heads) -> View {
     FileTensor t = make_tensor(DType::f32, {sequences, heads, 1, 1}, FileLayout::bhnd);
     t.shape = {sequences, heads};
+    std::fill_n(static_cast<float*>(t.view.data), sequences * heads, 1.0F);
     return (tensors_[name] = std::move(t)).view;
   };
-  const MatchingOutputs scales = {add("alpha", inputs_.q.shape[1]),
-                                  add("beta", inputs_.k.shape[1])};
-  const MatchingReport report = match_moments(
-      {.q = inputs_.q,
-       .k = inputs_.k,
-       .key_lengths = inputs_.key_lengths,
-       .key_mask = inputs_.key_mask,
-       .cu_seqlens_q = inputs_.cu_seqlens_q,
-       .cu_seqlens_k = inputs_.cu_seqlens_k},
-      scales, {.mode = *matching_, .causal = options.causal, .feature = options.feature}, exec);
-  inputs_.alpha = scales.alpha;
-  inputs_.beta = scales.beta;
-  return report;
+  inputs_.alpha = add("alpha", inputs_.q.shape[1]);
+  inputs_.beta = add("beta", inputs_.k.shape[1]);
+}
+
+MatchingReport AttentionFile::match(const AttentionOptions& options, const Exec& exec) {
+  if (!matching_ || matching_ == Matching::frozen) return {};
+  return match_moments({.q = inputs_.q,
+                        .k = inputs_.k,
+                        .key_lengths = inputs_.key_lengths,
+                        .key_mask = inputs_.key_mask,
+                        .cu_seqlens_q = inputs_.cu_seqlens_q,
+                        .cu_seqlens_k = inputs_.cu_seqlens_k},
+                       {.alpha = find("alpha")->view, .beta = find("beta")->view},
+                       {.mode = *matching_, .causal = options.causal, .feature = options.feature},
+                       exec);
 }
 
 void AttentionFile::view_weights(float mix) {

@@ -59,7 +59,8 @@ class AttentionFile {
   // How alpha and beta are set: as requested; otherwise frozen where the file or a flag gives one
   // of them, per_head where nothing does. None for kinds without them.
   std::optional<Matching> matching() const noexcept { return matching_; }
-  // Sets alpha and beta, [S, H] and [S, Hk], in every mode but frozen, which has them already.
+  // Sets alpha and beta, [S, H] and [S, Hk] and all 1 before, in every mode but frozen, which has
+  // them already.
   MatchingReport match(const AttentionOptions& options, const Exec& exec);
 
  private:
@@ -68,6 +69,7 @@ class AttentionFile {
   void view_attention(FileLayout layout);
   void view_parameter(const char* name, ConstView& input, std::optional<float> flag,
                       std::int64_t heads);
+  void add_scales();
   void view_weights(float mix);
   void view_keys();
 

@@ -1,5 +1,6 @@
 // lln demo: what linear cost means, shown on this machine in less than a minute. LLN+Diag and
-// softmax attention on the same random input of growing length, and how exact both are.
+// softmax attention on the same random input of growing length, and how exact both are; then
+// decoding and moment matching, each in a file of its own.
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
@@ -13,6 +14,8 @@
 #include <random>
 #include <vector>
 
+#include "demo_concentration.h"
+#include "demo_decode.h"
 #include "io/bytes.h"
 #include "lln/attention.h"
 #include "lln/version.h"
@@ -169,6 +172,8 @@ struct Findings {
   std::string kernel;
   int threads = 0;
   double lln_error = 0, softmax_error = 0;
+  DecodeFindings decoding;
+  std::vector<ConcentrationRow> concentration;
 };
 
 Findings measure_all(const Request& request) {
@@ -193,6 +198,10 @@ Findings measure_all(const Request& request) {
                        static_cast<double>(tokens);
     found.rows.push_back(row);
   }
+  progress.stage("lln demo: decoding");
+  found.decoding = measure_decoding(input.inputs(longest), input.outputs(longest).o, kBlock, exec);
+  progress.stage("lln demo: moment matching");
+  found.concentration = measure_concentration(threads);
   found.threads = threads.workers();
   found.kernel = explain(make_problem(input.inputs(longest), input.outputs(longest),
                                       options_of(Kind::lln_diag)),
@@ -232,8 +241,9 @@ std::string to_text(const Findings& f, const std::string& program) {
       "  memory        inputs, output and workspace; neither operation stores the N x N matrix\n"
       "                of attention weights, whose size is in the last column\n\n"
       "Largest error against the f64 reference at {} tokens, relative to the largest output\n"
-      "(f32 rounds by 6e-08):  LLN+Diag {:.1e},  softmax {:.1e}.\n",
+      "(f32 rounds by 6e-08):  LLN+Diag {:.1e},  softmax {:.1e}.\n\n",
       kLongestCall, kFirstTokens, f.lln_error, f.softmax_error);
+  text += to_text(f.decoding) + "\n" + to_text(f.concentration);
   text += fmt::format(
       "\nWhat to try next\n"
       "  {0} check --quick\n"
@@ -265,14 +275,16 @@ Json to_json(const Findings& f) {
           {"dim", kDim},
           {"diag_block", kBlock},
           {"rows", rows},
-          {"relative_error", {{"lln_diag", f.lln_error}, {"softmax", f.softmax_error}}}};
+          {"relative_error", {{"lln_diag", f.lln_error}, {"softmax", f.softmax_error}}},
+          {"decoding", to_json(f.decoding)},
+          {"matching", to_json(f.concentration)}};
 }
 
 }  // namespace
 
 Verb add_demo(CLI::App& program, const std::string& program_path) {
   CLI::App* command = program.add_subcommand(
-      "demo", "LLN+Diag against softmax on long random input: time, memory, exactness");
+      "demo", "LLN+Diag against softmax on random input: time, memory, exactness, decoding");
   const auto request = std::make_shared<Request>();
   command->add_option("--max-n", request->max_tokens, "Longest input in tokens")
       ->check(CLI::Range(kFirstTokens, std::int64_t{1} << 22))

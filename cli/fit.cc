@@ -1,6 +1,6 @@
 // lln fit: the constants of moment matching, re-estimated. Gaussian q and k of one sigma go through
-// the library; v is a piece of the identity, so that the output is the attention matrix P itself.
-// The variance of ln P over all entries against t = sigma_q^2 + sigma_k^2 is fitted by a line.
+// the library, and the variance of ln P over all entries against t = sigma_q^2 + sigma_k^2 is
+// fitted by a line.
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
@@ -17,13 +17,14 @@
 #include "lln/attention.h"
 #include "lln/error.h"
 #include "lln/moments.h"
+#include "log_weights.h"
 #include "progress.h"
+#include "tasks.h"
 #include "verb.h"
 
 namespace lln::cli {
 namespace {
 
-constexpr std::int64_t kMostKeys = 256;     // channels of v, hence columns of P in one call
 constexpr std::int64_t kSamplesAtOnce = 8;  // the batch of a call
 
 struct Request {
@@ -48,13 +49,6 @@ struct Fit {
   double residual = 0;  // root mean square
 };
 
-template <class Body>
-void for_each_task(Parallel& parallel, std::int64_t tasks, Body body) {
-  parallel.run(
-      tasks, [](void* context, std::int64_t task, int) { (*static_cast<Body*>(context))(task); },
-      &body);
-}
-
 // Memory of a few samples at once, and their way through the library.
 class Simulation {
  public:
@@ -64,20 +58,20 @@ class Simulation {
         parallel_(parallel),
         q_(static_cast<std::size_t>(kSamplesAtOnce * request.tokens * dim)),
         k_(q_.size()),
-        identity_(static_cast<std::size_t>(request.tokens * kMostKeys)),
-        p_(static_cast<std::size_t>(kSamplesAtOnce * request.tokens * kMostKeys)) {}
+        log_weights_(kSamplesAtOnce, request.tokens) {}
 
   // Samples [first, first + count) of the fit, count at most kSamplesAtOnce.
   std::vector<Point> run(std::int64_t first, std::int64_t count) {
     shape_[0] = count;
     for_each_task(parallel_, count, [&](std::int64_t i) { draw(first + i, i); });
-    const std::vector<Moments> q = moments(q_.data(), shape_), k = moments(k_.data(), shape_);
-    std::vector<Moments> logs(static_cast<std::size_t>(count));
-    for (std::int64_t key = 0; key < request_.tokens; key += kMostKeys) {
-      const std::vector<Moments> part =
-          log_weights(key, std::min(kMostKeys, request_.tokens - key));
-      for (std::size_t i = 0; i < logs.size(); ++i) logs[i] = merge(logs[i], part[i]);
-    }
+    const float one = 1;
+    const AttentionInputs in{.q = view(q_.data(), shape_),
+                             .k = view(k_.data(), shape_),
+                             .alpha = scalar(&one),
+                             .beta = scalar(&one)};
+    const std::vector<Moments> q = sequence_moments(in.q, parallel_),
+                               k = sequence_moments(in.k, parallel_),
+                               logs = log_weights_.moments(in, Kind::lln, parallel_);
     std::vector<Point> points;
     for (std::size_t i = 0; i < logs.size(); ++i) {
       points.push_back({q[i].variance() + k[i].variance(), logs[i].variance()});
@@ -107,41 +101,11 @@ class Simulation {
     }
   }
 
-  std::vector<Moments> moments(const float* data, const Shape& shape) const {
-    std::vector<Moments> out(static_cast<std::size_t>(shape[0]));
-    head_moments({.x = view(data, shape)}, out, {.parallel = &parallel_});
-    return out;
-  }
-
-  // Moments of ln P over the columns [key, key + count), one for each sample.
-  std::vector<Moments> log_weights(std::int64_t key, std::int64_t count) {
-    std::fill(identity_.begin(), identity_.end(), 0.0F);
-    for (std::int64_t c = 0; c < count; ++c) {
-      identity_[static_cast<std::size_t>((key + c) * count + c)] = 1;
-    }
-    const Shape columns = {shape_[0], 1, shape_[2], count};
-    const float one = 1;
-    attention_forward({.q = view(q_.data(), shape_),
-                       .k = view(k_.data(), shape_),
-                       .v = view(static_cast<const void*>(identity_.data()), DType::f32, columns,
-                                 {0, 0, count, 1}),
-                       .alpha = scalar(&one),
-                       .beta = scalar(&one)},
-                      {.o = view(p_.data(), columns)}, {.kind = Kind::lln},
-                      {.parallel = &parallel_});
-    for_each_task(parallel_, shape_[0], [&](std::int64_t i) {
-      float* const p = p_.data() + i * shape_[2] * count;
-      std::transform(p, p + shape_[2] * count, p, [](float x) { return std::log(x); });
-    });
-    return moments(p_.data(), columns);
-  }
-
   const Request& request_;
   Shape shape_;
   Parallel& parallel_;
-  std::vector<float> q_, k_;     // [sample, 1, token, dim]
-  std::vector<float> identity_;  // [token, key]
-  std::vector<float> p_;         // [sample, 1, token, key]
+  std::vector<float> q_, k_;  // [sample, 1, token, dim]
+  LogWeights log_weights_;
 };
 
 void fit_line(Fit& fit) {

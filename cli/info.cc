@@ -23,7 +23,10 @@ Json to_json(const BuildInfo& info) {
           {"cpu_target", info.cpu_target},
           {"cpu_targets", info.cpu_targets},
           {"kernels",
-           {{"forward", kernel_names(Op::forward)}, {"backward", kernel_names(Op::backward)}}},
+           {{"forward", kernel_names(Op::forward)},
+            {"backward", kernel_names(Op::backward)},
+            {"append", kernel_names(Op::append)},
+            {"step", kernel_names(Op::step)}}},
           {"parts", parts}};
 }
 
@@ -31,8 +34,9 @@ std::string to_text(const BuildInfo& info) {
   std::string text = fmt::format("lln         {}\ncompiler    {}\n", info.version, info.compiler);
   text += fmt::format("CPU target  {} (available here: {})\n", info.cpu_target,
                       fmt::join(info.cpu_targets, ", "));
-  text += fmt::format("forward     {}\n", fmt::join(kernel_names(Op::forward), ", "));
-  text += fmt::format("backward    {}\n", fmt::join(kernel_names(Op::backward), ", "));
+  for (const Op op : {Op::forward, Op::backward, Op::append, Op::step}) {
+    text += fmt::format("{:<12}{}\n", to_string(op), fmt::join(kernel_names(op), ", "));
+  }
   for (const BuildInfo::Part& part : info.parts) {
     text += fmt::format("{:<12}{}\n", part.name,
                         part.built ? std::string("built in") : "not built in: " + part.reason);

@@ -194,12 +194,11 @@ void time_pass(Pass& pass, const Call& call) {
   pass.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-std::vector<Pass> compute(const AttentionFile& file, Results& results,
-                          const AttentionOptions& options, const Request& request,
-                          Progress& progress, Parallel& parallel) {
-  const Exec exec{.parallel = &parallel, .kernel = request.kernel};
+// Both passes are checked, and the kernel, before anything is computed.
+std::vector<Pass> check_passes(const AttentionFile& file, const Results& results,
+                               const AttentionOptions& options, const Request& request,
+                               const Exec& exec) {
   const AttentionInputs& in = file.inputs();
-  // Both passes are checked before either runs.
   std::vector<Pass> passes = {{make_problem(in, results.out, options), {}}};
   if (request.backward) passes.push_back({make_problem(in, results.grads, options), {}});
   for (Pass& pass : passes) {
@@ -207,13 +206,18 @@ std::vector<Pass> compute(const AttentionFile& file, Results& results,
     workspace_bytes(pass.problem, exec);
     pass.kernel = explain(pass.problem, exec).chosen;
   }
+  return passes;
+}
+
+void compute(std::vector<Pass>& passes, const AttentionFile& file, const Results& results,
+             const AttentionOptions& options, const Exec& exec, Progress& progress) {
+  const AttentionInputs& in = file.inputs();
   progress.stage("lln run: forward");
   time_pass(passes[0], [&] { attention_forward(in, results.out, options, exec); });
-  if (request.backward) {
+  if (passes.size() > 1) {
     progress.stage("lln run: backward");
     time_pass(passes[1], [&] { attention_backward(in, results.grads, options, exec); });
   }
-  return passes;
 }
 
 void write(const Results& results, const std::vector<Pass>& passes, const Scales& scales,
@@ -267,16 +271,18 @@ Outcome read_compute_write(const AttentionOptions& options, std::optional<Matchi
   for (const std::string& text : file.warnings()) warn(text);
   ThreadPool threads(request.threads);
   CountedTasks tasks(threads, progress);
-  progress.stage("lln run: moments");
-  outcome.scales = {file.matching(), file.match(options, {.parallel = &tasks})};
-  if (!outcome.scales.report.clamped.empty()) warn(clamped_text(outcome.scales.report));
+  const Exec exec{.parallel = &tasks, .kernel = request.kernel};
   Results results(file, options, request);
   const std::string obstacle =
       is_npy(request.output) ? io::npy_obstacle(results.to_write().front().dtype) : "";
   if (!obstacle.empty()) {
     throw Error(ErrorCode::invalid_argument, fmt::format("{}: {}", request.output, obstacle));
   }
-  outcome.passes = compute(file, results, options, request, progress, tasks);
+  outcome.passes = check_passes(file, results, options, request, exec);
+  progress.stage("lln run: moments");
+  outcome.scales = {file.matching(), file.match(options, exec)};
+  if (!outcome.scales.report.clamped.empty()) warn(clamped_text(outcome.scales.report));
+  compute(outcome.passes, file, results, options, exec, progress);
   outcome.tensors = is_npy(request.output) ? std::vector<std::string>{"o"} : results.names();
   progress.stage("lln run: writing");
   write(results, outcome.passes, outcome.scales, request);

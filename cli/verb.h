@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace CLI {
+namespace CLI {  // NOLINT(readability-identifier-naming): named by its library
 class App;
 }
 

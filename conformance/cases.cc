@@ -48,6 +48,16 @@ class Table {
     ++configurations_;
   }
 
+  // Adds the decoding of a problem.
+  void add_append(std::string_view problem, Case form = {}) {
+    form.problem = parse_problem("append:" + std::string(problem));
+    form.layout = configurations_ % 2 == 0 ? Layout::bnhd : Layout::gaps;
+    form.parameters = ParameterForm::sequence;
+    form.quick = is_quick(form);
+    cases.push_back(form);
+    ++configurations_;
+  }
+
   std::vector<Case> cases;
 
  private:
@@ -185,6 +195,39 @@ void add_difficult_values(Table& table) {
   }
 }
 
+void add_decoding(Table& table) {
+  for (const char* type : kTypes) {
+    for (const char* kind : {"lln", "lln+diag32", "lln+diag16:feature=elu", "lln:feature=relu",
+                             "lln+diag200:feature=softplus", "lln:feature=power2"}) {
+      table.add_append(fmt::format("{}:cpu:b1h4k2n260d24v40:{}", type, kind));
+    }
+  }
+  for (const int dim : kDims) table.add_append(fmt::format("f32:cpu:b1h2n70d{}:lln+diag16", dim));
+  for (const int block : kBlocks) {
+    table.add_append(fmt::format("f32:cpu:b1h1n410d16:lln+diag{}", block));
+  }
+  for (const char* heads : {"h1k1", "h3k1", "h5k1", "h8k2", "h8k1"}) {
+    table.add_append(fmt::format("f32:cpu:b2{}n66d16v7:lln+diag64", heads));
+  }
+  for (const WeightForm form :
+       {WeightForm::call, WeightForm::head, WeightForm::channel, WeightForm::token}) {
+    table.add_append("f32:cpu:b2h4k2n170d16v20:lln+diag48", {.weights = form});
+    table.add_append("bf16:cpu:b2h2n70d16v20:lln+diag48", {.weights = form, .two_weights = true});
+  }
+  for (const char* kind : {"lln", "lln+diag32"}) {
+    table.add_append(fmt::format("f32:cpu:b3h2n200d16:{}:masked", kind),
+                     {.keys = KeyPattern::lengths});
+    for (const InputStyle style : {InputStyle::large_keys, InputStyle::constant_rows,
+                                   InputStyle::large_values, InputStyle::denormal}) {
+      table.add_append(fmt::format("f32:cpu:b1h2n130d16:{}", kind), {.style = style});
+    }
+    for (const std::int64_t at : {0, 5, 6, 63, 77, 129}) {
+      table.add_append(fmt::format("f32:cpu:b1h2n130d16:{}", kind),
+                       {.style = InputStyle::spike, .spike_at = at});
+    }
+  }
+}
+
 const char* to_string(Layout layout) {
   constexpr std::array kNames = {"bhnd", "bnhd", "gaps"};
   return kNames[static_cast<std::size_t>(layout)];
@@ -238,6 +281,7 @@ std::vector<Case> cases() {
   add_packed(table);
   add_heads_and_cross(table);
   add_difficult_values(table);
+  add_decoding(table);
   return std::move(table.cases);
 }
 

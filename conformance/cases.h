@@ -35,7 +35,7 @@ enum class InputStyle : std::uint8_t {
 };
 
 struct Case {
-  Problem problem = {};  // op forward or backward
+  Problem problem = {};  // op forward, backward or append (in pieces, to an empty decode state)
   Layout layout = Layout::bhnd;
   WeightForm weights = WeightForm::constant;
   bool two_weights = false;  // lln_weight and diag_weight instead of mix

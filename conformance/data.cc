@@ -252,7 +252,7 @@ TensorSet make_outputs(const Case& c, const Inputs& in, DType dtype) {
   const Problem& p = c.problem;
   const DType small = dtype == DType::f64 ? DType::f64 : DType::f32;
   TensorSet outputs;
-  if (p.op == Op::forward) {
+  if (p.op == Op::forward || p.op == Op::append) {
     outputs.add("o", Tensor(dtype, in.g.shape(), c.layout));
     if (c.saved) {
       outputs.add("key_lse", Tensor(small, {p.sequences, p.heads_k, 1, p.dim}));

@@ -44,7 +44,7 @@ TEST(Conformance, EveryCaseOnEveryKernel) {
 
 // A kernel that no case reaches is a kernel that nothing tests.
 TEST(Conformance, EveryKernelTakesSomeCase) {
-  for (const Op op : {Op::forward, Op::backward}) {
+  for (const Op op : {Op::forward, Op::backward, Op::append}) {
     for (const std::string& kernel : kernel_names(op)) {
       const std::vector<Case> all = table();
       const bool taken = std::any_of(all.begin(), all.end(), [&](const Case& c) {

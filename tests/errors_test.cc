@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "attention_run.h"
-#include "lln/error.h"
+#include "expect_error.h"
 
 namespace lln::test {
 namespace {
@@ -58,16 +58,7 @@ struct BrokenCall {
 
 void expect_error(const BrokenCall& call, const Texts& texts,
                   ErrorCode code = ErrorCode::invalid_argument) {
-  try {
-    call.run();
-    FAIL() << "no error; expected one with: " << texts.front();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    for (const std::string& text : texts) {
-      EXPECT_NE(std::string(error.what()).find(text), std::string::npos)
-          << "expected: " << text << "\nfound:    " << error.what();
-    }
-  }
+  test::expect_error([&] { call.run(); }, texts, code);
   EXPECT_TRUE(call.outputs_untouched());
 }
 

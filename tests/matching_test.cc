@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "conformance/data.h"
+#include "expect_error.h"
 #include "golden/notebook.h"
 #include "lln/lln.h"
 
@@ -350,16 +351,7 @@ struct Refusal : testing::Test {
   MatchingOptions options;
 
   void expect(const std::vector<std::string>& texts, ErrorCode code = ErrorCode::invalid_argument) {
-    try {
-      match_moments(in, out, options);
-      FAIL() << "no error; expected one with: " << texts.front();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), code) << error.what();
-      for (const std::string& text : texts) {
-        EXPECT_NE(std::string(error.what()).find(text), std::string::npos)
-            << "expected: " << text << "\nfound:    " << error.what();
-      }
-    }
+    test::expect_error([&] { match_moments(in, out, options); }, texts, code);
     for (const Tensor* t : {&alpha, &beta}) {
       for (const std::byte byte : t->bytes()) ASSERT_EQ(byte, std::byte{0xFF});
     }

@@ -48,7 +48,7 @@ TEST(Problem, OmittedPartsTakeTheirDefaults) {
 TEST(Problem, PrintsWhatItReads) {
   for (const std::string text :
        {"forward:f32:cpu:b1h12n16384d64:lln", "backward:bf16:cpu:b2h16k4n4096d64:lln+diag64:causal",
-        "append:f16:cuda:b1h1n1d1:diag3", "step:f32:cuda:7:b1h2n5m6d7v8:softmax",
+        "append:f16:cuda:b1h1n1d1:diag3", "step:f32:cuda:7:b1h2n5m0d7v8:softmax",
         "train:f64:cpu:b0h1n0d256:lln:masked:feature=softplus",
         "forward:f32:cpu:b1h1n10d4:lln:causal:packed=3:feature=power0.5",
         "forward:f32:cpu:b1h1n10d4:softmax:packed"}) {

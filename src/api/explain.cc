@@ -28,7 +28,8 @@ double weighed_pairs(const Problem& p) {
           ? static_cast<double>(p.tokens_k) /
                 static_cast<double>(p.packed ? std::max<std::int64_t>(p.sequences, 1) : 1)
           : static_cast<double>(std::min(p.diag_block, std::max<std::int64_t>(p.tokens_k, 1)));
-  return p.causal ? tokens * (keys + 1) / 2 : tokens * keys;
+  const bool causal = p.causal || p.op == Op::append;
+  return causal ? tokens * (keys + 1) / 2 : tokens * keys;
 }
 
 // Rows of q and of k over all heads and sequences, and the sizes beside them.
@@ -63,12 +64,13 @@ Cost backward_cost(const Problem& p) {
   return cost;
 }
 
-// Decoding reads and writes the f32 state of every key head; an append also reads its tokens once.
+// Decoding reads the f32 state of every key head, and writes it where it adds keys; besides, the
+// tokens are read once.
 Cost decode_cost(const Problem& p) {
   const double state = static_cast<double>(p.batch) * static_cast<double>(p.heads_k) *
                        static_cast<double>(p.dim) * static_cast<double>(p.dim_v + 2) * 4;
   Cost cost = forward_cost(p);
-  cost.bytes += 2 * state;
+  cost.bytes += p.tokens_k > 0 ? 2 * state : state;
   return cost;
 }
 

@@ -39,6 +39,11 @@ struct Call {
   AttentionOutputs out;      // forward
   AttentionGradients grads;  // backward
   std::span<const Sequence> sequences;
+  // Decoding (append, step): one slot of math/state.h for each sequence and key head, and the
+  // tokens that each sequence has seen. A sequence adds its k_tokens keys; rows are written where q
+  // is given.
+  float* state = nullptr;
+  std::span<const std::int64_t> tokens_before;
   std::byte* workspace = nullptr;  // workspace_bytes() of the chosen kernel, uninitialised
   Parallel* parallel = nullptr;    // null: run on the calling thread
   void* stream = nullptr;
@@ -52,7 +57,8 @@ struct Kernel {
   void (*run)(const Call&);
 };
 
-// Ordered lists: the first kernel that does not refuse runs; the reference is last.
+// Ordered lists: the first kernel that does not refuse runs; the reference is last. Decoding has
+// no reference of its own: what it must give is the causal forward.
 std::span<const Kernel> kernels(Op op);
 
 // Element of an f32 or f64 parameter tensor (alpha, beta, weights) as double.

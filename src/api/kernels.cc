@@ -20,13 +20,17 @@ std::span<const Kernel> kernels(Op op) {
     list.push_back(reference_backward_kernel());
     return list;
   }();
+  static const std::vector<Kernel> append = cpu_append_kernels();
+  static const std::vector<Kernel> step = cpu_step_kernels();
   switch (op) {
     case Op::forward:
       return forward;
     case Op::backward:
       return backward;
     case Op::append:
+      return append;
     case Op::step:
+      return step;
     case Op::train:
       break;
   }

@@ -165,51 +165,58 @@ const char* to_string(Feature feature) noexcept {
 
 std::vector<std::string> problem_faults(const Problem& p) {
   std::vector<std::string> faults;
-  const auto expect = [&](bool ok, std::string text) {
-    if (!ok) faults.push_back(std::move(text));
+  // Texts are made for faults alone: every call comes through here, a decode step of 2 us too.
+  const auto expect = [&]<class... Args>(bool ok, fmt::format_string<Args...> text,
+                                         Args&&... args) {
+    if (!ok) faults.push_back(fmt::format(text, std::forward<Args>(args)...));
   };
   const auto within = [](std::int64_t value, std::int64_t most) {
     return value >= 0 && value <= most;
   };
   expect(within(p.tokens, kMaxTokens) && within(p.tokens_k, kMaxTokens),
-         fmt::format("tokens must be 0 to {}: {} of q, {} of k", kMaxTokens, p.tokens, p.tokens_k));
+         "tokens must be 0 to {}: {} of q, {} of k", kMaxTokens, p.tokens, p.tokens_k);
   expect(within(p.batch, kMaxSequences) && within(p.sequences, kMaxSequences),
-         fmt::format("batch and sequences must be 0 to {}: batch {}, {} sequences", kMaxSequences,
-                     p.batch, p.sequences));
-  expect(
-      p.heads >= 1 && p.heads_k >= 1,
-      fmt::format("at least one head is needed: {} query heads, {} key heads", p.heads, p.heads_k));
+         "batch and sequences must be 0 to {}: batch {}, {} sequences", kMaxSequences, p.batch,
+         p.sequences);
+  expect(p.heads >= 1 && p.heads_k >= 1,
+         "at least one head is needed: {} query heads, {} key heads", p.heads, p.heads_k);
   expect(p.heads_k < 1 || p.heads % p.heads_k == 0,
-         fmt::format("query heads must be a multiple of key heads: {} and {}", p.heads, p.heads_k));
-  expect(p.dim >= 1 && p.dim <= kMaxDim,
-         fmt::format("channels of q and k must be 1 to {}: {}", kMaxDim, p.dim));
-  expect(p.dim_v >= 1 && p.dim_v <= kMaxDim,
-         fmt::format("channels of v must be 1 to {}: {}", kMaxDim, p.dim_v));
+         "query heads must be a multiple of key heads: {} and {}", p.heads, p.heads_k);
+  expect(p.dim >= 1 && p.dim <= kMaxDim, "channels of q and k must be 1 to {}: {}", kMaxDim, p.dim);
+  expect(p.dim_v >= 1 && p.dim_v <= kMaxDim, "channels of v must be 1 to {}: {}", kMaxDim, p.dim_v);
   const double widest = static_cast<double>(std::max(p.dim, p.dim_v)) *
                         static_cast<double>(std::max(p.heads, p.heads_k)) *
                         static_cast<double>(std::max(p.tokens, p.tokens_k)) *
                         static_cast<double>(p.batch);
-  expect(widest <= kMaxElements, fmt::format("a tensor of {:.3g} elements is too large", widest));
-  expect(!p.has_diag() || p.diag_block >= 1,
-         fmt::format("the block size must be at least 1: {}", p.diag_block));
+  expect(widest <= kMaxElements, "a tensor of {:.3g} elements is too large", widest);
+  expect(!p.has_diag() || p.diag_block >= 1, "the block size must be at least 1: {}", p.diag_block);
   const bool cross = p.tokens != p.tokens_k;
   expect(!(cross && p.causal),
-         fmt::format("causal attention needs as many keys as queries, since row i sees keys up to "
-                     "i: {} queries, {} keys",
-                     p.tokens, p.tokens_k));
-  expect(!(cross && p.has_diag()),
-         fmt::format("block-diagonal attention needs as many keys as queries, since a block holds "
-                     "the same tokens of both: {} queries, {} keys",
-                     p.tokens, p.tokens_k));
-  expect(p.feature == Feature::exp || p.has_lln(),
-         fmt::format("feature {} belongs to LLN; {} has none", to_string(p.feature), kind_text(p)));
-  expect(std::isfinite(p.power) && p.power > 0,
-         fmt::format("the power must be positive and finite: {}", p.power));
-  expect(!p.packed || p.batch == 1,
-         fmt::format("packed sequences need batch 1: batch {}", p.batch));
+         "causal attention needs as many keys as queries, since row i sees keys up to "
+         "i: {} queries, {} keys",
+         p.tokens, p.tokens_k);
+  const bool decoding = p.op == Op::append || p.op == Op::step;
+  expect(decoding || !(cross && p.has_diag()),
+         "block-diagonal attention needs as many keys as queries, since a block holds "
+         "the same tokens of both: {} queries, {} keys",
+         p.tokens, p.tokens_k);
+  if (p.feature != Feature::exp && !p.has_lln()) {
+    expect(false, "feature {} belongs to LLN; {} has none", to_string(p.feature), kind_text(p));
+  }
+  expect(std::isfinite(p.power) && p.power > 0, "the power must be positive and finite: {}",
+         p.power);
+  expect(!p.packed || p.batch == 1, "packed sequences need batch 1: batch {}", p.batch);
   expect(!(p.packed && p.masked), "packed sequences take no key mask and no key lengths");
-  expect(p.packed || p.sequences == p.batch,
-         fmt::format("{} sequences with batch {}: only packed ones differ", p.sequences, p.batch));
+  if (decoding) {
+    expect(!p.causal, "decoding is causal without the flag");
+    expect(!p.packed, "decoding takes a batch of sequences, not packed ones");
+    expect(p.op != Op::append || p.tokens == p.tokens_k || p.tokens == 0,
+           "an append has a row for each new key or none: {} rows, {} keys", p.tokens, p.tokens_k);
+    expect(p.op != Op::step || p.tokens_k == 0 || (p.tokens == 1 && p.tokens_k == 1),
+           "a step has one row and one key, or only rows: {} rows, {} keys", p.tokens, p.tokens_k);
+  }
+  expect(p.packed || p.sequences == p.batch, "{} sequences with batch {}: only packed ones differ",
+         p.sequences, p.batch);
   return faults;
 }
 

@@ -37,17 +37,36 @@ class Checker {
     if (p.feature == Feature::power) p.power = options.power;
   }
 
+  // A call of a decode state, whose configuration says what the shapes must be.
+  Checker(DecodeVerb verb, const DecodeConfig& config, const AttentionInputs& in,
+          const AttentionOptions& options)
+      : Checker(in, options, verb == DecodeVerb::append ? Op::append : Op::step) {
+    rows_ = verb != DecodeVerb::append || in.q.given();
+    keys_ = verb != DecodeVerb::read;
+    const ConstView& first = keys_ ? in.k : in.q;
+    Problem& p = problem_;
+    p.dtype = first.dtype;
+    p.device = first.device;
+    p.batch = p.sequences = config.batch;
+    p.heads = config.heads;
+    p.heads_k = config.heads_k;
+    p.dim = config.dim;
+    p.dim_v = config.dim_v;
+    p.tokens_k = keys_ ? in.k.shape[2] : 0;
+    p.tokens = !rows_ ? 0 : keys_ ? p.tokens_k : in.q.shape[2];
+    p.packed = false;
+    p.masked = in.key_lengths.given();
+  }
+
   void check_inputs() {
     const Problem& p = problem_;
-    input("q", in_.q, in_.q.shape);
-    input("k", in_.k, {p.batch, p.heads_k, p.tokens_k, p.dim});
-    input("v", in_.v, {p.batch, p.heads_k, p.tokens_k, p.dim_v});
+    if (rows_) input("q", in_.q, {p.batch, p.heads, p.tokens, p.dim});
+    if (keys_) input("k", in_.k, {p.batch, p.heads_k, p.tokens_k, p.dim});
+    if (keys_) input("v", in_.v, {p.batch, p.heads_k, p.tokens_k, p.dim_v});
     for (std::string& fault : problem_faults(p)) faults_.add(std::move(fault));
-    if (p.has_lln()) {
-      parameter("alpha", in_.alpha, p.heads);
-      parameter("beta", in_.beta, p.heads_k);
-    }
-    if (p.kind == Kind::lln_diag) check_weights();
+    if (p.has_lln() && rows_) parameter("alpha", in_.alpha, p.heads);
+    if (p.has_lln() && keys_) parameter("beta", in_.beta, p.heads_k);
+    if (p.kind == Kind::lln_diag && rows_) check_weights();
     if (in_.key_lengths.given() && in_.key_mask.given()) {
       fault("key_lengths and key_mask are both given: give one");
     }
@@ -57,7 +76,24 @@ class Checker {
     if (in_.key_mask.given()) {
       faults_.mask("key_mask", in_.key_mask, p.batch, p.tokens_k, p.device);
     }
-    check_packing();
+    if (p.packed) check_packing();
+  }
+
+  // What a decode state has no use for.
+  void decode_only(const View& o) {
+    if (rows_) {
+      const Problem& p = problem_;
+      output("o", o, {p.batch, p.heads, p.tokens, p.dim_v}, p.dtype);
+    } else if (o.given()) {
+      fault("o is given without q: rows need queries");
+    }
+    if (in_.key_mask.given()) fault("key_mask is given: decoding takes key_lengths alone");
+    if (in_.cu_seqlens_q.given() || in_.cu_seqlens_k.given()) {
+      fault("packed sequences are given: decoding takes a batch of them");
+    }
+    if (keys_) return;
+    if (in_.k.given() || in_.v.given()) fault("k or v is given: a read adds no keys");
+    if (in_.key_lengths.given()) fault("key_lengths is given: a read sees all keys of the state");
   }
 
   // dL/do, shaped like o.
@@ -100,8 +136,9 @@ class Checker {
   const Problem& problem() const { return problem_; }
   DType parameter_type() const { return problem_.dtype == DType::f64 ? DType::f64 : DType::f32; }
 
-  CheckedCall finish() {
-    faults_.throw_any(fmt::format("attention_{}", to_string(problem_.op)), to_string(problem_));
+  CheckedCall finish(const char* name) {
+    // The text of a problem takes longer than a small decode step.
+    if (faults_.count() > 0) faults_.throw_any(name, to_string(problem_));
     CheckedCall checked;
     checked.call.problem = problem_;
     checked.call.options = options_;
@@ -168,7 +205,6 @@ class Checker {
 
   void check_packing() {
     const Problem& p = problem_;
-    if (!p.packed) return;
     if (!in_.cu_seqlens_q.given()) {
       fault("cu_seqlens_k is given without cu_seqlens_q");
       return;
@@ -237,6 +273,8 @@ class Checker {
   const AttentionOptions& options_;
   Problem problem_;
   Faults faults_;
+  bool rows_ = true;  // q and what belongs to rows is wanted
+  bool keys_ = true;  // k, v and what belongs to keys is wanted
 };
 
 }  // namespace
@@ -248,7 +286,7 @@ CheckedCall check_forward(const AttentionInputs& in, const AttentionOutputs& out
   const Problem& p = checker.problem();
   checker.output("o", out.o, {p.batch, p.heads, p.tokens, p.dim_v}, p.dtype);
   checker.saved(out.saved);
-  CheckedCall checked = checker.finish();
+  CheckedCall checked = checker.finish("attention_forward");
   checked.call.out = out;
   return checked;
 }
@@ -272,8 +310,41 @@ CheckedCall check_backward(const AttentionInputs& in, const AttentionGradients& 
                              mixture);
   checker.parameter_gradient("ddiag_weight", grads.ddiag_weight, "diag_weight", in.diag_weight,
                              mixture);
-  CheckedCall checked = checker.finish();
+  CheckedCall checked = checker.finish("attention_backward");
   checked.call.grads = grads;
+  return checked;
+}
+
+const char* call_name(DecodeVerb verb) noexcept {
+  switch (verb) {
+    case DecodeVerb::append:
+      return "DecodeState::append";
+    case DecodeVerb::read:
+      return "DecodeState::read";
+    case DecodeVerb::step:
+      break;
+  }
+  return "DecodeState::step";
+}
+
+CheckedCall check_decode(DecodeVerb verb, const DecodeConfig& config, const AttentionInputs& in,
+                         const View& o) {
+  const AttentionOptions options{.kind = config.kind,
+                                 .diag_block = config.diag_block,
+                                 .feature = config.feature,
+                                 .power = config.power,
+                                 .mix = config.mix};
+  Checker checker(verb, config, in, options);
+  checker.check_inputs();
+  checker.decode_only(o);
+  CheckedCall checked = checker.finish(call_name(verb));
+  checked.call.out.o = o;
+  for (Sequence& seq : checked.sequences) seq.k_tokens = seq.key_end;
+  // A scale that the call has no use for may be missing.
+  static constexpr float kOne = 1;
+  for (ConstView* scale : {&checked.call.in.alpha, &checked.call.in.beta}) {
+    if (!scale->given()) *scale = {&kOne, DType::f32, {}, {1, 1, 1, 1}, {}};
+  }
   return checked;
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "api/kernel.h"
+#include "lln/decode.h"
 
 namespace lln {
 
@@ -22,5 +23,13 @@ CheckedCall check_forward(const AttentionInputs& in, const AttentionOutputs& out
                           const AttentionOptions& options);
 CheckedCall check_backward(const AttentionInputs& in, const AttentionGradients& grads,
                            const AttentionOptions& options);
+
+enum class DecodeVerb : std::uint8_t { append, read, step };
+
+// A call of a decode state; memory and tokens of the state are still to be put in.
+CheckedCall check_decode(DecodeVerb verb, const DecodeConfig& config, const AttentionInputs& in,
+                         const View& o);
+// "DecodeState::append" and so on.
+const char* call_name(DecodeVerb verb) noexcept;
 
 }  // namespace lln

@@ -1,5 +1,6 @@
 // Forward pass of causal LLN, with or without the block-diagonal part: chunks are walked in order,
-// each reads the state of all keys before it and the exact masked block inside it.
+// each reads the state of all keys before it and the exact masked block inside it. An append to a
+// decode state is the same walk with that state before the first chunk, with rows or without.
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/highway.h"
 
@@ -8,6 +9,7 @@
 #include <hwy/foreach_target.h>
 // foreach_target first
 #include "cpu/causal-inl.h"
+#include "cpu/decode-inl.h"
 #include "cpu/kernel_run-inl.h"
 #include "cpu/output-inl.h"
 #include "cpu/targets.h"
@@ -36,34 +38,81 @@ class CausalForward : KernelRun<CausalForwardLayout> {
     for_heads(all, [&](const HeadWork& work, std::int64_t, int worker) {
       const KeyHead head = key_head(work);
       const State& prefix = layout_.prefixes[worker];
-      clear(prefix, dims_);
-      zero_rows_without_keys(head, worker);
+      const CausalTiles& t = layout_.causal[worker];
+      begin(head, prefix, worker);
       for (std::int64_t i = 0; i < work.rows.count(); ++i) {
-        forward_segment(head, work.rows[i], prefix, worker);
-        join(dims_, &prefix, layout_.causal[worker].sums, prefix);
+        if (call_.in.q.given()) {
+          forward_segment(head, work.rows[i], prefix, worker);
+        } else {
+          sum_segment(dims_, head, work.rows[i], t, t.sums);
+        }
+        advance(head, work.rows[i], prefix, t.sums, prefix, worker);
       }
-      save_state(call_.out.saved, head, dims_, prefix);
+      end(head, prefix, worker);
     });
   }
 
   // The sums of all segments, the states before them, then every segment by itself.
   void run_segments(const Wave& all) {
-    for_row_segments(all, [&](const HeadWork& work, std::int64_t, std::int64_t i, int worker) {
+    // Listed before anything is written: a state that cannot get memory for it stays as it is.
+    const std::vector<SegmentTask> tasks =
+        segment_tasks(all, [](const HeadWork& work) { return work.rows.count(); });
+    for_tasks(all, tasks, [&](const HeadWork& work, std::int64_t, std::int64_t i, int worker) {
       sum_segment(dims_, key_head(work), work.rows[i], layout_.causal[worker],
                   layout_.sums[work.first_row_slot + i]);
     });
     for_heads(all, [&](const HeadWork& work, std::int64_t, int worker) {
       const KeyHead head = key_head(work);
+      const std::int64_t count = work.rows.count();
+      const State* const states = layout_.states.data() + work.first_row_slot;
       const State& last = layout_.prefixes[worker];
-      scan_segments(dims_, layout_.sums.data() + work.first_row_slot,
-                    layout_.states.data() + work.first_row_slot, work.rows.count(), last);
-      zero_rows_without_keys(head, worker);
-      save_state(call_.out.saved, head, dims_, last);
+      begin(head, count > 0 ? states[0] : last, worker);
+      for (std::int64_t i = 0; i < count; ++i) {
+        advance(head, work.rows[i], states[i], layout_.sums[work.first_row_slot + i],
+                i + 1 < count ? states[i + 1] : last, worker);
+      }
+      end(head, last, worker);
     });
-    for_row_segments(all, [&](const HeadWork& work, std::int64_t, std::int64_t i, int worker) {
+    if (!call_.in.q.given()) return;
+    for_tasks(all, tasks, [&](const HeadWork& work, std::int64_t, std::int64_t i, int worker) {
       forward_segment(key_head(work), work.rows[i], layout_.states[work.first_row_slot + i],
                       worker);
     });
+  }
+
+  bool appends() const { return p_.op == Op::append; }
+  DecodeHead decode_head(const KeyHead& keys, int worker) const {
+    return {call_, dims_, keys, layout_.decode[worker]};
+  }
+
+  // The state before the first segment: nothing, or what has been decoded and the tokens up to
+  // key_first, which are taken one by one.
+  void begin(const KeyHead& keys, const State& first, int worker) {
+    if (!appends()) {
+      clear(first, dims_);
+      return zero_rows_without_keys(keys, worker);
+    }
+    DecodeHead head = decode_head(keys, worker);
+    const Sequence& seq = *keys.sequence;
+    for (std::int64_t i = 0; i < seq.key_first; ++i) head.add(i);
+    if (seq.key_first < seq.key_end) head.copy_to(first);
+  }
+
+  // The state after a segment from the one before it.
+  void advance(const KeyHead& keys, Range segment, const State& before, const KeySums& sums,
+               const State& after, int worker) {
+    if (!appends()) return join(dims_, &before, sums, after);
+    DecodeHead head = decode_head(keys, worker);
+    head.add_sums(segment, sums);
+    head.copy_to(after);
+  }
+
+  void end(const KeyHead& keys, const State& last, int worker) {
+    if (!appends()) return save_state(call_.out.saved, keys, dims_, last);
+    DecodeHead head = decode_head(keys, worker);
+    const Sequence& seq = *keys.sequence;
+    head.keep_block(seq.key_end);
+    if (call_.in.q.given()) head.zero_rows({seq.q_tokens, p_.tokens});
   }
 
   // Rows before the first valid key see nothing.

@@ -47,7 +47,10 @@ class KernelRun {
   // body(work, index of the head, segment, worker) for count(work) segments of every head.
   template <class Count, class Body>
   void for_segments(const Wave& wave, Count&& count, Body&& body) const {
-    const std::vector<SegmentTask> tasks = segment_tasks(wave, count);
+    for_tasks(wave, segment_tasks(wave, count), body);
+  }
+  template <class Body>
+  void for_tasks(const Wave& wave, const std::vector<SegmentTask>& tasks, Body&& body) const {
     parallel_for(call_.parallel, static_cast<std::int64_t>(tasks.size()),
                  [&](std::int64_t t, int worker) {
                    body(wave.heads[tasks[t].head], tasks[t].head, tasks[t].segment, worker);

@@ -11,6 +11,8 @@ namespace lln {
 
 std::vector<Kernel> cpu_forward_kernels();
 std::vector<Kernel> cpu_backward_kernels();
+std::vector<Kernel> cpu_append_kernels();
+std::vector<Kernel> cpu_step_kernels();
 std::vector<std::string> cpu_target_names();  // those that this CPU runs
 
 }  // namespace lln

@@ -208,6 +208,35 @@ struct CausalTiles {
   std::vector<State> halves;  // all keys before the second half, one per halving
 };
 
+// Scratch of one worker for tokens that are decoded one at a time.
+struct DecodeTiles {
+  // Rows that one pass over a state reads.
+  static constexpr std::int64_t kRows = 4;
+  DecodeTiles(Arena& arena, const Problem& p, const Dims& dims)
+      : key(arena.floats(dims.dp)),
+        share(arena.floats(dims.dp)),
+        value(arena.floats(dims.dvp)),
+        weights(arena.floats(kRows * dims.dp)),
+        recent_weights(arena.floats(kRows * dims.dp)),
+        lln(arena.floats(kRows * dims.dvp)),
+        lln_channel(arena.floats(dims.dvp)),
+        diag_channel(arena.floats(dims.dvp)) {
+    if (!p.has_diag()) return;
+    query = arena.floats(dims.dp);
+    diag = arena.floats(dims.dvp);
+    scores = arena.floats(padded(p.diag_block));
+  }
+  float* key;                               // [dp] exponents of the new key
+  float* share;                             // [dp] of the new key in each channel's average
+  float* value;                             // [dvp]
+  float* weights;                           // [rows, dp] of all keys but the recent ones
+  float* recent_weights;                    // [rows, dp] of those
+  float* lln;                               // [rows, dvp]
+  float *lln_channel, *diag_channel;        // [dvp] weights of the two parts
+  float *query = nullptr, *diag = nullptr;  // [dp], [dvp]
+  float* scores = nullptr;                  // [block]
+};
+
 // Heads so few that a sequence must be cut for all workers to have work.
 inline bool cuts_sequences(const Problem& p, int workers) {
   return workers > 1 && p.sequences * p.heads_k < 4 * static_cast<std::int64_t>(workers);
@@ -220,6 +249,7 @@ struct CausalForwardLayout {
     arena.fill(tiles, workers, p, dims);
     arena.fill(causal, workers, dims);
     arena.fill(prefixes, workers, dims);
+    arena.fill(decode, p.op == Op::append ? workers : 0, p, dims);
     if (!cuts_sequences(p, workers)) return;
     arena.fill(sums, p.heads_k * max_causal_segments(p), dims);
     arena.fill(states, p.heads_k * max_causal_segments(p), dims);
@@ -227,6 +257,7 @@ struct CausalForwardLayout {
   std::vector<ForwardTiles> tiles;  // one per worker
   std::vector<CausalTiles> causal;  // one per worker
   std::vector<State> prefixes;      // one per worker
+  std::vector<DecodeTiles> decode;  // one per worker, of an append
   std::vector<KeySums> sums;        // one per segment, where sequences are cut
   std::vector<State> states;        // all keys before the segment
 };

@@ -40,6 +40,13 @@ std::string refusal(const Problem& problem) {
 }
 
 template <const Target& kTarget>
+std::string decode_refusal(const Problem& problem) {
+  if (!problem.has_lln()) return "decoding is of lln and lln+diagB alone";
+  if (problem.dtype == DType::f64) return "decoding takes f32, f16 and bf16";
+  return refusal<kTarget>(problem);
+}
+
+template <const Target& kTarget>
 void run_forward(const Call& call) {
   const auto find = is_causal_lln(call.problem) ? cpu::find_causal_forward : cpu::find_forward;
   find(kTarget.bit)(call);
@@ -75,6 +82,22 @@ void add_backward(std::vector<Kernel>& list) {
                   run_backward<kTarget>});
 }
 
+template <const Target& kTarget>
+void add_append(std::vector<Kernel>& list) {
+  const cpu::Run run = cpu::find_append(kTarget.bit);
+  if (run == nullptr) return;
+  list.push_back(
+      {std::string("cpu-") + kTarget.name, decode_refusal<kTarget>, cpu::append_workspace, run});
+}
+
+template <const Target& kTarget>
+void add_step(std::vector<Kernel>& list) {
+  const cpu::Run run = cpu::find_step(kTarget.bit);
+  if (run == nullptr) return;
+  list.push_back(
+      {std::string("cpu-") + kTarget.name, decode_refusal<kTarget>, cpu::step_workspace, run});
+}
+
 }  // namespace
 
 std::vector<Kernel> cpu_forward_kernels() {
@@ -94,6 +117,26 @@ std::vector<Kernel> cpu_backward_kernels() {
   add_backward<kSse4>(list);
   add_backward<kNeon>(list);
   add_backward<kScalar>(list);
+  return list;
+}
+
+std::vector<Kernel> cpu_append_kernels() {
+  std::vector<Kernel> list;
+  add_append<kAvx512>(list);
+  add_append<kAvx2>(list);
+  add_append<kSse4>(list);
+  add_append<kNeon>(list);
+  add_append<kScalar>(list);
+  return list;
+}
+
+std::vector<Kernel> cpu_step_kernels() {
+  std::vector<Kernel> list;
+  add_step<kAvx512>(list);
+  add_step<kAvx2>(list);
+  add_step<kSse4>(list);
+  add_step<kNeon>(list);
+  add_step<kScalar>(list);
   return list;
 }
 

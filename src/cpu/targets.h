@@ -15,11 +15,15 @@ Run find_forward(std::int64_t target);
 Run find_backward(std::int64_t target);
 Run find_causal_forward(std::int64_t target);
 Run find_causal_backward(std::int64_t target);
+Run find_append(std::int64_t target);
+Run find_step(std::int64_t target);
 
 std::size_t forward_workspace(const Problem& problem, int workers);
 std::size_t backward_workspace(const Problem& problem, int workers);
 std::size_t causal_forward_workspace(const Problem& problem, int workers);
 std::size_t causal_backward_workspace(const Problem& problem, int workers);
+std::size_t append_workspace(const Problem& problem, int workers);
+std::size_t step_workspace(const Problem& problem, int workers);
 
 }  // namespace lln::cpu
 

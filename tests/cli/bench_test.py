@@ -66,14 +66,24 @@ class Report(Scratch):
             self.assertRegex(done.stdout, rf"(?m)^{problem.replace('+', '[+]')} +[\d.e-]+ ")
         self.assertEqual(done.stderr, "")
 
+    def test_decoding(self):
+        problems = [
+            "append:f32:cpu:b1h2n40d8:lln+diag16",
+            "append:bf16:cpu:b1h2n0m40d8:lln",
+            "step:f32:cpu:b2h2k1n1d8:lln+diag16",
+            "step:f16:cpu:b1h2n3m0d8:lln",
+        ]
+        report = json.loads(lln("bench", *problems, *FAST, "--json").stdout)
+        self.assertEqual([r["problem"] for r in report["results"]], problems)
+
     def test_what_cannot_be_measured(self):
         self.assertIn("nothing to measure", lln("bench", expect=2).stderr)
         self.assertIn(
             "unknown op 'sideways'", lln("bench", "sideways:f32:cpu:n8d8:lln", expect=2).stderr
         )
         for op in ("append", "step"):
-            text = lln("bench", LLN, f"{op}:f32:cpu:n1d8:lln", expect=4).stderr
-            self.assertIn(f"this build has no kernel for {op}", text)
+            text = lln("bench", LLN, f"{op}:f32:cpu:n1d8:softmax", expect=4).stderr
+            self.assertIn("decoding is of lln and lln+diagB alone", text)
         for option in (("--seconds", 0), ("--tolerance", 0.5), ("--threads", -1)):
             lln("bench", LLN, *option, expect=2)
 

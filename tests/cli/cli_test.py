@@ -178,6 +178,8 @@ class Demo(unittest.TestCase):
     def test_small_demo(self):
         text = lln("demo", "--max-n", 1500).stdout
         self.assertRegex(text, r"\n +512 .*\n +1024 .*\n\n")
+        self.assertRegex(text, r"\nDecoding: .*\n(.*\n)+ +512 .*\n\nLargest difference")
+        self.assertRegex(text, r"\nMoment matching: .*\n(.*\n)+ +1\.0 .*\n")
         self.assertIn("What to try next", text)
         self.assertLessEqual(max(map(len, text.splitlines())), 100 + len(PROGRAM))
         for command in re.findall(re.escape(PROGRAM) + r" (explain .*)", text):
@@ -192,6 +194,26 @@ class Demo(unittest.TestCase):
             self.assertGreater(result["rows"][0][kind]["seconds"], 0)
             self.assertGreaterEqual(result["rows"][0][kind]["bytes"], 4 * 4 * 512 * 64 * 4)
         self.assertEqual(result["rows"][0]["matrix_bytes"], 4 * 512 * 512 * 4)
+
+    def test_json_of_decoding(self):
+        result = json.loads(lln("demo", "--max-n", 2048, "--json").stdout)["decoding"]
+        self.assertLess(result["relative_difference"], 1e-5)
+        self.assertGreater(result["state_bytes"], 4 * 64 * 64 * 4)
+        self.assertEqual([row["tokens"] for row in result["rows"]], [512, 2048])
+        for row in result["rows"]:
+            self.assertGreater(row["step_seconds"], 0)
+            self.assertGreater(row["softmax_seconds"], 0)
+            self.assertEqual(row["cache_bytes"], row["tokens"] * 4 * 2 * 64 * 4)
+
+    def test_json_of_matching(self):
+        result = json.loads(lln("demo", "--max-n", 512, "--json").stdout)["matching"]
+        self.assertEqual((result["tokens"], result["dim"]), (512, 64))
+        for row in result["rows"]:
+            self.assertAlmostEqual(row["target"] / row["sigma"] ** 4, 1, delta=0.05)
+            self.assertAlmostEqual(row["softmax"] / row["target"], 1, delta=0.1)
+            # A line is a line: docs/matching.md has the distance.
+            self.assertAlmostEqual(row["lln"] / row["target"], 1, delta=0.4)
+            self.assertLess(row["lln_unmatched"], row["lln"])
 
 
 class Fit(unittest.TestCase):

@@ -393,6 +393,11 @@ class Faults(Scratch):
         self.assertIn("cu_seqlens_q[1] is 9",
                       self.refused(*scales, cu_seqlens=("I32", [3], [0, 9, 5])))
         self.assertIn("unknown kernel 'abacus'", self.refused(*scales, "--kernel", "abacus"))
+        # Named before a pass over q and k is spent on moments, which these would refuse.
+        endless = ("F32", self.tensors["q"][1], [math.inf] * len(self.tensors["q"][2]))
+        self.assertIn("holds an infinity", self.refused("--kind", "lln", q=endless))
+        self.assertIn("unknown kernel 'abacus'",
+                      self.refused("--kind", "lln", "--kernel", "abacus", q=endless))
         self.tensors = {n: ("F32", [1, 2, 5, 0], []) for n in "qkv"}
         self.assertIn("channels of q and k must be 1 to 256: 0", self.refused(*scales))
 

@@ -1,5 +1,6 @@
 # Installs BUILD into an empty prefix, builds examples/ as an outside project against it, with
-# find_package(lln CONFIG), and runs what came out: the example, and the installed program.
+# find_package(lln CONFIG), and runs what came out: the examples in C++ and C, and the installed
+# program.
 # SPDX-License-Identifier: Apache-2.0
 function(run)
   execute_process(COMMAND ${ARGN} OUTPUT_VARIABLE output ERROR_VARIABLE output RESULT_VARIABLE result)
@@ -16,12 +17,14 @@ set(prefix "${SCRATCH}/prefix")
 run(${CMAKE_COMMAND} --install "${BUILD}" --prefix "${prefix}" --config "${CONFIG}")
 
 run(${CMAKE_COMMAND} -S "${SOURCE}/examples" -B "${SCRATCH}/build" -G "${GENERATOR}"
-  -D CMAKE_CXX_COMPILER=${COMPILER} -D CMAKE_BUILD_TYPE=${CONFIG} -D CMAKE_PREFIX_PATH=${prefix})
+  -D CMAKE_CXX_COMPILER=${COMPILER} -D CMAKE_C_COMPILER=${C_COMPILER} -D CMAKE_BUILD_TYPE=${CONFIG} -D CMAKE_PREFIX_PATH=${prefix})
 run(${CMAKE_COMMAND} --build "${SCRATCH}/build" --config "${CONFIG}")
-run("${SCRATCH}/build/hello")
-if(output STREQUAL "")
-  message(FATAL_ERROR "hello printed nothing")
-endif()
+foreach(example hello streaming_decoder streaming_decoder_c)
+  run("${SCRATCH}/build/${example}")
+  if(output STREQUAL "")
+    message(FATAL_ERROR "${example} printed nothing")
+  endif()
+endforeach()
 
 # The package found must be the one installed here, not one that the machine had already.
 file(STRINGS "${SCRATCH}/build/CMakeCache.txt" found REGEX "^lln_DIR:")

@@ -9,6 +9,7 @@
 #include <random>
 
 #include "counted_allocation.h"
+#include "damage.h"
 #include "lln/error.h"
 #include "scratch_folder.h"
 
@@ -213,51 +214,24 @@ TEST(NpyWriter, InterruptionLeavesTheOldFileAndNothingElse) {
   EXPECT_EQ(folder.entries(), 1U);
 }
 
-std::string damaged(std::string bytes, std::mt19937& random) {
-  const std::vector<std::string> pieces = {"{",
-                                           "}",
-                                           "(",
-                                           ")",
-                                           ",",
-                                           ":",
-                                           "'",
-                                           "-",
-                                           "\"",
-                                           "9",
-                                           "18446744073709551615",
-                                           "True",
-                                           "'shape': (",
-                                           "<f8",
-                                           std::string("\0", 1),
-                                           "\xff",
-                                           "\\"};
-  const auto below = [&](std::size_t n) {
-    return std::uniform_int_distribution<std::size_t>(0, n - 1)(random);
-  };
-  const std::size_t changes = 1 + below(3);
-  for (std::size_t i = 0; i < changes && !bytes.empty(); ++i) {
-    const std::size_t at = below(bytes.size());
-    switch (below(5)) {
-      case 0:
-        bytes[at] = static_cast<char>(below(256));
-        break;
-      case 1:
-        bytes.resize(at);
-        break;
-      case 2:
-        bytes.insert(at, pieces[below(pieces.size())]);
-        break;
-      case 3:
-        bytes.erase(at, 1 + below(4));
-        break;
-      default: {  // a digit, where numbers are
-        const std::size_t digit = bytes.find_first_of("0123456789", at);
-        if (digit != std::string::npos) bytes[digit] = static_cast<char>('0' + below(10));
-      }
-    }
-  }
-  return bytes;
-}
+// Structure, numbers at limits, fragments of the format.
+const std::vector<std::string> kPieces = {"{",
+                                          "}",
+                                          "(",
+                                          ")",
+                                          ",",
+                                          ":",
+                                          "'",
+                                          "-",
+                                          "\"",
+                                          "9",
+                                          "18446744073709551615",
+                                          "True",
+                                          "'shape': (",
+                                          "<f8",
+                                          std::string("\0", 1),
+                                          "\xff",
+                                          "\\"};
 
 TEST(NpyFuzz, DamagedFilesAreRefusedOrReadInFull) {
   const ScratchFolder folder;
@@ -268,7 +242,7 @@ TEST(NpyFuzz, DamagedFilesAreRefusedOrReadInFull) {
   for (int i = 0; i < kFiles; ++i) {
     const char major = static_cast<char>(1 + i % 3);
     const std::string bytes =
-        damaged(raw_npy(header("'<f4'", "False", "(1, 2, 3)"), 24, major), random);
+        damaged(raw_npy(header("'<f4'", "False", "(1, 2, 3)"), 24, major), kPieces, random);
     write_bytes(path, bytes);
     largest_allocation_reset();
     try {

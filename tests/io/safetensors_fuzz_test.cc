@@ -4,10 +4,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <random>
 
 #include "counted_allocation.h"
+#include "damage.h"
 #include "io/safetensors.h"
 #include "lln/error.h"
 #include "scratch_folder.h"
@@ -57,38 +57,6 @@ std::string valid_file(const ScratchFolder& folder) {
   return read_bytes(folder.file("valid"));
 }
 
-std::string damaged(std::string bytes, std::mt19937& random) {
-  const auto below = [&](std::size_t n) {
-    return std::uniform_int_distribution<std::size_t>(0, n - 1)(random);
-  };
-  const std::size_t changes = 1 + below(4);
-  for (std::size_t i = 0; i < changes && !bytes.empty(); ++i) {
-    const std::size_t at = below(bytes.size());
-    switch (below(6)) {
-      case 0:
-        bytes[at] = static_cast<char>(below(256));
-        break;
-      case 1:
-        bytes.resize(at);
-        break;
-      case 2:
-        bytes.insert(at, kPieces[below(kPieces.size())]);
-        break;
-      case 3:
-        bytes.erase(at, 1 + below(8));
-        break;
-      case 4: {  // a digit, where numbers are
-        const std::size_t digit = bytes.find_first_of("0123456789", at);
-        if (digit != std::string::npos) bytes[digit] = static_cast<char>('0' + below(10));
-        break;
-      }
-      default:  // the length of the header
-        bytes[below(std::min<std::size_t>(8, bytes.size()))] = static_cast<char>(below(256));
-    }
-  }
-  return bytes;
-}
-
 TEST(SafetensorsFuzz, DamagedFilesAreRefusedOrReadInFull) {
   const ScratchFolder folder;
   const std::string valid = valid_file(folder);
@@ -97,7 +65,7 @@ TEST(SafetensorsFuzz, DamagedFilesAreRefusedOrReadInFull) {
   int accepted = 0, refused = 0;
   constexpr int kFiles = 4000;
   for (int i = 0; i < kFiles; ++i) {
-    const std::string bytes = damaged(valid, random);
+    const std::string bytes = damaged(valid, kPieces, random);
     write_bytes(path, bytes);
     largest_allocation_reset();
     try {

@@ -1,5 +1,6 @@
-"""Writes the C++ programs of the documents as source files, one per block, and prints their names
-for CMake, which builds them and has ctest run them. `doc_programs.py ROOT FOLDER`
+"""Writes the programs of the documents, in C++ and C, as source files, one per block, and prints
+the names of the files for CMake, which builds them and has ctest run them.
+`doc_programs.py ROOT FOLDER`
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -11,14 +12,14 @@ import doc_rules
 
 
 def extract(root, folder):
-    """Writes FOLDER/NAME.cc for each block and returns the names: document and line, README_42."""
+    """Writes a file for each block and returns their names: document and line, README_42.cc."""
     folder.mkdir(parents=True, exist_ok=True)
     names = []
     for path, text in doc_rules.documents(root):
-        for line, code in doc_rules.cpp_blocks(text):
-            name = f"{path.removesuffix('.md').replace('/', '_')}_{line}"
+        for line, suffix, code in doc_rules.program_blocks(text):
+            name = f"{path.removesuffix('.md').replace('/', '_')}_{line}.{suffix}"
             source = f'#line {line + 1} "{root / path}"\n{code}'
-            file = folder / f"{name}.cc"
+            file = folder / name
             if not file.exists() or file.read_text(encoding="utf-8") != source:
                 file.write_text(source, encoding="utf-8")
             names.append(name)

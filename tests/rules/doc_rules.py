@@ -1,5 +1,5 @@
 """Rules for the documents: links, file names, make targets and presets that they mention exist,
-every C++ block is a program, and the one in README is examples/hello.cc.
+every block of C++ or C is a program, and the one in README is examples/hello.cc.
 `doc_rules.py ROOT` prints each violation as path:line: text; doc_rules_test.py plants one of every
 sort. `doc_rules.py ROOT --program PATH` compares them with the program: problem texts go to
 `lln explain`, and docs/cli.md and the help texts name the same options.
@@ -16,7 +16,7 @@ import sys
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE_CODE = re.compile(r"`([^`\n]+)`")
-FILE_SUFFIXES = (".md", ".h", ".cc", ".py", ".cmake", ".json", ".txt", ".cff")
+FILE_SUFFIXES = (".md", ".h", ".c", ".cc", ".py", ".cmake", ".json", ".txt", ".cff")
 # A path from the root, as a word of code; names in capitals and patterns stand for something else.
 PATH = re.compile(r"\.?[a-z][\w.+-]*(?:/[\w.+-]+)*/?")
 MAKE = re.compile(r"\bmake ([a-z]+)\b")
@@ -30,8 +30,9 @@ EXIT_UNSUPPORTED = 4
 
 
 def documents(root):
-    for path in sorted(root.glob("*.md")) + sorted(root.glob("docs/**/*.md")):
-        yield path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")
+    for pattern in ("*.md", "docs/**/*.md", "examples/*.md"):
+        for path in sorted(root.glob(pattern)):
+            yield path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")
 
 
 def line_of(text, offset):
@@ -39,19 +40,21 @@ def line_of(text, offset):
 
 
 def code_spans(text):
-    """Fenced blocks that are not C++, and inline code outside of all blocks, as (offset, code)."""
+    """Fenced blocks that are no programs, and inline code outside of blocks, as (offset, code)."""
     for match in FENCE.finditer(text):
-        if match[1] not in ("cpp", "cmake"):
+        if match[1] not in ("cpp", "c", "cmake"):
             yield match.start(2), match[2]
     outside = FENCE.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
     for match in INLINE_CODE.finditer(outside):
         yield match.start(1), match[1]
 
 
-def cpp_blocks(text):
+def program_blocks(text):
+    """Blocks of C++ and C as (line, suffix of a source file, code)."""
+    suffixes = {"cpp": "cc", "c++": "cc", "cc": "cc", "cxx": "cc", "c": "c"}
     for match in FENCE.finditer(text):
-        if match[1] in ("cpp", "c++", "cc", "cxx"):
-            yield line_of(text, match.start()), match[2]
+        if match[1] in suffixes:
+            yield line_of(text, match.start()), suffixes[match[1]], match[2]
 
 
 def anchors(text):
@@ -110,15 +113,15 @@ def check_commands(root):
 
 
 def check_programs(root):
-    """Blocks of C++ are built and run by ctest, so each must be a program."""
+    """Blocks of C++ and C are built and run by ctest, so each must be a program."""
     for path, text in documents(root):
-        for line, code in cpp_blocks(text):
+        for line, _, code in program_blocks(text):
             if not re.search(r"\bint main\(", code):
-                yield f"{path}:{line}: a C++ block without main(): make it a program"
+                yield f"{path}:{line}: a block of code without main(): make it a program"
     readme = (root / "README.md").read_text(encoding="utf-8")
     hello = (root / "examples/hello.cc").read_text(encoding="utf-8")
     body = re.sub(r"\A(?://[^\n]*\n)+\n*", "", hello)
-    if body not in (code for _, code in cpp_blocks(readme)):
+    if body not in (code for _, _, code in program_blocks(readme)):
         yield "README.md:1: no C++ block equals examples/hello.cc below its opening comment"
 
 

@@ -63,6 +63,7 @@ class DocRulesTest(unittest.TestCase):
 
     def test_programs(self):
         self.assert_found(doc_rules.check_programs, "one\n```cpp\nint x;\n```\n", 2)
+        self.assert_found(doc_rules.check_programs, "one\n```c\nint x;\n```\n", 2)
         self.write("docs/planted.md", "")
         self.write("examples/hello.cc", "// What is here.\n\nint main() {}\n")
         self.assertEqual(len(list(doc_rules.check_programs(self.root))), 1)
@@ -104,10 +105,11 @@ class DocRulesTest(unittest.TestCase):
     def test_programs_are_extracted(self):
         out = self.root / "out"
         names = doc_programs.extract(self.root, out)
-        self.assertEqual(names, ["README_3"])
+        self.assertEqual(names, ["README_3.cc"])
         self.assertIn(PROGRAM, (out / "README_3.cc").read_text())
         before = (out / "README_3.cc").stat().st_mtime_ns
-        doc_programs.extract(self.root, out)
+        self.write("docs/planted.md", f"```c\n{PROGRAM}```\n")
+        self.assertEqual(doc_programs.extract(self.root, out), ["README_3.cc", "docs_planted_1.c"])
         self.assertEqual(before, (out / "README_3.cc").stat().st_mtime_ns, "rewritten in vain")
 
 

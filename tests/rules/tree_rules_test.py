@@ -45,6 +45,13 @@ class TreeRulesTest(unittest.TestCase):
             ("src/reference/a.cc", '"hwy/highway.h"'),
             ("src/cuda/a.cuh", '"cpu/kernels.h"'),
             ("src/cpu/a.cc", '"cuda/kernels.h"'),
+            ("include/lln/c.h", '"lln/tensor.h"'),
+            ("include/lln/c.h", "<cstdint>"),
+            ("include/lln/c.h", "<stdio.h>"),
+            ("include/lln/a.h", "<stdint.h>"),
+            ("src/c/a.cc", '"cpu/kernels.h"'),
+            ("src/c/a.cc", '"api/kernel.h"'),
+            ("src/api/a.cc", '"c/arguments.h"'),
             ("src/io/a.cc", '"math/half.h"'),
             ("src/io/a.cc", '"api/kernel.h"'),
             ("src/api/a.cc", '"io/safetensors.h"'),
@@ -66,6 +73,8 @@ class TreeRulesTest(unittest.TestCase):
         for name, target in (
             ("include/lln/a.h", '"lln/tensor.h"'),
             ("include/lln/a.h", "<cstdint>"),
+            ("include/lln/c.h", "<stdint.h>"),
+            ("src/c/a.cc", '"api/faults.h"'),
             ("src/math/a.h", '"lln/problem.h"'),
             ("src/cpu/a.cc", '"api/kernel.h"'),
             ("src/cpu/a.cc", '"hwy/foreach_target.h"'),
@@ -109,6 +118,7 @@ class TreeRulesTest(unittest.TestCase):
     def test_opening_comment(self):
         rule = tree_rules.check_opening
         self.assert_found(rule, "src/api/a.cc", "// What is here.\n#include <span>\n", 1)
+        self.assert_found(rule, "tests/c/a.c", "// What is here.\n#include <math.h>\n", 1)
         licence = "// SPDX-License-Identifier: Apache-2.0\n"
         self.assert_found(rule, "src/api/a.cc", licence + "int x;\n", 1)
         self.assert_found(rule, "tests/rules/a.py", '"""What is here."""\nimport re\n', 1)
