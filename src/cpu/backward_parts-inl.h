@@ -9,6 +9,7 @@
 #endif
 
 #include "cpu/lln_backward-inl.h"
+#include "cpu/softmax_backward-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lln::cpu {
@@ -77,7 +78,10 @@ class BackwardParts {
         dims_(dims),
         request_(call),
         lln_weight_(PartWeight::of_lln(call)),
-        diag_weight_(PartWeight::of_diag(call)) {}
+        diag_weight_(PartWeight::of_diag(call)),
+        adds_dq_to_rows_(p_.kind == Kind::lln_diag && !p_.causal && p_.diag_block <= dims.chunk &&
+                         call.grads.dq.dtype == DType::f32 && dims.d % kLanes == 0 &&
+                         !request_.lln && !request_.diag) {}
 
   float* row_lse = nullptr;  // [batch, heads, tokens] of the softmax operation
   float* row_delta = nullptr;
@@ -181,8 +185,10 @@ class BackwardParts {
       if (state != nullptr) {
         lln_rows(head, chunks[i], next, weights, *state, sums, *row_sums, dq, tiles);
       }
-      if (p_.kind != Kind::lln) diag_rows(keys, head, chunks[i], row_sums, tiles);
-      if (!stores_directly(dq)) finish_rows(head, chunks[i], dq, row_sums, tiles);
+      if (p_.kind != Kind::lln && !adds_dq_to_rows_) {
+        diag_rows(keys, head, chunks[i], row_sums, tiles);
+      }
+      if (!stores_dq_directly(dq)) finish_rows(head, chunks[i], dq, row_sums, tiles);
     }
   }
 
@@ -297,8 +303,10 @@ class BackwardParts {
         std::copy(lse, lse + tile.size(), t.row_max);
         std::copy(delta, delta + tile.size(), t.row_delta);
       }
+      const Sequence& seq = *keys.sequence;
+      const Rows dq = rows_of(call_.grads.dq, seq.batch, head.h, seq.q_begin);
       softmax_backward_keys(
-          scores, tile, n, /*whole_rows=*/lse == nullptr,
+          scores, {tile, lse == nullptr, adds_dq_to_rows_ ? &dq : nullptr}, n,
           [&](std::int64_t row) { return head.row_weight(diag_weight_, row); }, dk, dv);
     }
   }
@@ -366,7 +374,7 @@ class BackwardParts {
     ExponentGradient gradient{slope,      request_.alpha ? tiles.raw : nullptr,
                               head.alpha, tiles.lln_d,
                               dims_.dp,   whole_vectors(dims_.d)};
-    if (stores_directly(dq)) gradient.go_to(dq, chunk.begin);
+    if (stores_dq_directly(dq)) gradient.go_to(dq, chunk.begin);
     row_sums.alpha() +=
         static_cast<double>(row_gradient(count, dims_.dp, w, tiles.dweights, tiles.row_dots,
                                          weighted ? tiles.row_weight : nullptr, gradient, sums.t));
@@ -408,8 +416,10 @@ class BackwardParts {
     return n;
   }
 
-  // Whether gradients of the LLN part are all of the caller's gradient and can be stored there.
+  // Whether gradients of the LLN part can be stored where the caller wants them: they are all of
+  // it, or the rest is added there.
   bool stores_directly(const Rows& rows) const { return p_.kind == Kind::lln && in_place(rows); }
+  bool stores_dq_directly(const Rows& dq) const { return adds_dq_to_rows_ || stores_directly(dq); }
 
   // kn[n, dp] = 2^(u - c), the weights of keys in the state. At most 1, since c is their sum.
   template <class Token>
@@ -442,6 +452,11 @@ class BackwardParts {
   const Dims& dims_;
   ParameterRequest request_;
   PartWeight lln_weight_, diag_weight_;
+  // The keys of a diagonal block see all of its scores and their gradients, so that dq of the block
+  // can be made there too, two products less than with a pass of its own; but it is then added to
+  // what the LLN part has stored, which only f32 allows, and g . Diag is known too late for the
+  // gradients of weights.
+  const bool adds_dq_to_rows_;
 };
 
 }  // namespace HWY_NAMESPACE

@@ -200,6 +200,10 @@ HWY_INLINE void make_weights(const Dims& dims, const QueryHead& head, std::int64
   join_masses(count, t);
 }
 
+// Rows before a key that exceeds the reference still need the keys below it, so sums that rows are
+// to read are not scaled down by more than this.
+constexpr float kLargestRaise = 40;
+
 // The values of a chunk's keys: where the caller has them, or in t.values.
 struct ChunkValues {
   const float* data;
@@ -244,6 +248,9 @@ HWY_INLINE bool weigh_chunk(const Dims& dims, const KeyHead& head, Range chunk,
     if (empty) {
       std::copy(high, high + width, sums.m);
     } else {
+      for (std::int64_t l = 0; l < width; ++l) {
+        if (high[l] > sums.m[l] + kLargestRaise) return false;
+      }
       raise_reference(high, width, dims, sums);
     }
     weigh();

@@ -1,6 +1,6 @@
 // Softmax attention of a tile of rows over a range of keys, streamed in tiles with a running
-// maximum: what the block-diagonal part and the softmax operation are made of. Forward, and the two
-// halves of the backward (over rows for dq, over keys for dk and dv).
+// maximum: what the block-diagonal part and the softmax operation are made of. The backward is in
+// softmax_backward-inl.h.
 // SPDX-License-Identifier: Apache-2.0
 #if defined(LLN_CPU_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef LLN_CPU_SOFTMAX_INL_H_
@@ -181,9 +181,23 @@ HWY_INLINE void load_transposed_keys(const ScoreHead& head, Range keys) {
   transpose(t.k, dp, n, dp, t.kt, padded(n));
 }
 
+// The same for one row whose sum cannot be trusted: from its scores again, with its maximum taken
+// off. Returns the sum.
+HWY_INLINE float exponentiate_row_again(const ScoreHead& head, Range rows, std::int64_t i,
+                                        std::int64_t n) {
+  const ScoreTiles& t = *head.tiles;
+  const std::int64_t ld = padded(n);
+  float* const row = t.scores + i * ld;
+  gemm(1, ld, head.dims->d, by_rows(t.q + i * head.dims->dp, head.dims->dp), t.kt, ld, {row, ld});
+  const std::int64_t limit = visible(head, rows.begin + i, n);
+  return exponentiate(row, limit, ld, max_score(row, limit));
+}
+
 // Rows of softmax attention over at most one tile of keys, times a weight for each row, into
 // `target` (`width` channels). Weights are 2^score without a maximum taken off, which ordinary
-// scores allow. False, and nothing written, where they do not, or keys are masked.
+// scores allow. False, and nothing written, where there are more keys or none, or masked ones, or
+// very large values. A row's way never depends on other rows, nor under a causal mask on keys after
+// it.
 template <class Weight>
 HWY_INLINE bool softmax_rows_fast(const ScoreHead& head, Range rows, Range keys, Weight&& weight,
                                   Product target, std::int64_t width) {
@@ -197,7 +211,8 @@ HWY_INLINE bool softmax_rows_fast(const ScoreHead& head, Range rows, Range keys,
   if (!values_in_place) load_tile(head.v, n, nth, t.v, dims.dvp);
   const float* const v = values_in_place ? floats_of(head.v, keys.begin) : t.v;
   const std::int64_t ldv = values_in_place ? leading_dim(head.v) : dims.dvp;
-  if (!rows_within(v, ldv, n, width)) return false;
+  const bool ordinary_values = rows_within(v, ldv, n, width);
+  if (!head.causal && !ordinary_values) return false;
   const std::int64_t count = rows.size();
   const std::int64_t ld = padded(n);
   for (std::int64_t i = 0; i < n; ++i) t.key[i] = nth(i);
@@ -205,10 +220,27 @@ HWY_INLINE bool softmax_rows_fast(const ScoreHead& head, Range rows, Range keys,
   load_transposed_keys(head, keys);
   gemm(count, ld, dims.d, by_rows(t.q, dims.dp), t.kt, ld, {t.scores, ld});
   exponentiate_rows(head, rows, n, t.row_sum);
-  if (!row_sums_are_safe(t.row_sum, count)) return false;
-  for (std::int64_t i = 0; i < count; ++i) t.row_sum[i] = weight(rows.begin + i) / t.row_sum[i];
-  target.row_factor = t.row_sum;
-  gemm(count, width, n, by_rows(t.scores, ld), v, ldv, target);
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (!row_sums_are_safe(t.row_sum + i, 1)) {
+      t.row_sum[i] = exponentiate_row_again(head, rows, i, n);
+    }
+    t.row_sum[i] = weight(rows.begin + i) / t.row_sum[i];
+  }
+  if (!head.causal) {
+    target.row_factor = t.row_sum;
+    gemm(count, width, n, by_rows(t.scores, ld), v, ldv, target);
+    return true;
+  }
+  // Probabilities first: then products cannot overflow, whatever the values after the row are.
+  for (std::int64_t i = 0; i < count; ++i) scale_row(t.scores + i * ld, ld, t.row_sum[i]);
+  if (ordinary_values) {
+    gemm(count, width, n, by_rows(t.scores, ld), v, ldv, target);
+    return true;
+  }
+  for (std::int64_t i = 0; i < count; ++i) {  // infinities and NaN must not reach rows before them
+    gemm(1, width, visible(head, rows.begin + i, n), by_rows(t.scores + i * ld, ld), v, ldv,
+         target.below(i));
+  }
   return true;
 }
 
@@ -277,166 +309,6 @@ HWY_INLINE void softmax_rows(const ScoreHead& head, Range rows, Range keys, Weig
       hn::StoreU(target.accumulate ? hn::Add(hn::LoadU(kTag, out + c), x) : x, kTag, out + c);
     }
   }
-}
-
-// Scores and their gradients g v^T of the loaded rows and keys.
-HWY_INLINE void score_products(const ScoreHead& head, std::int64_t rows, std::int64_t keys) {
-  const ScoreTiles& t = *head.tiles;
-  const Dims& dims = *head.dims;
-  const std::int64_t ld = padded(keys);
-  gemm(rows, ld, dims.d, by_rows(t.q, dims.dp), t.kt, ld, t.scores, ld, false);
-  gemm(rows, ld, dims.dv, by_rows(t.g, dims.dvp), t.vt, ld, t.dscores, ld, false);
-}
-
-// Running maximum, sum and sum of weight times gradient of one row over the tile.
-HWY_INLINE void update_statistics(const ScoreHead& head, std::int64_t i, std::int64_t limit,
-                                  std::int64_t ld) {
-  const ScoreTiles& t = *head.tiles;
-  float* const row = t.scores + i * ld;
-  const float m = std::max(t.row_max[i], max_score(row, limit));
-  const Vec shift = hn::Set(kTag, m);
-  Vec sum = hn::Zero(kTag);
-  Vec dot = hn::Zero(kTag);
-  for (std::int64_t c = 0; c < limit; c += kLanes) {
-    const Vec p = exp2(hn::Sub(load_score(row, c, limit), shift));
-    Vec dp = hn::Load(kTag, t.dscores + i * ld + c);
-    if (c + kLanes > limit) {
-      dp = hn::IfThenElseZero(hn::FirstN(kTag, static_cast<std::size_t>(limit - c)), dp);
-    }
-    sum = hn::Add(sum, p);
-    dot = hn::MulAdd(p, dp, dot);
-  }
-  const float decay = m == t.row_max[i] ? 1.0F : std::exp2(t.row_max[i] - m);
-  t.row_max[i] = m;
-  t.row_sum[i] = t.row_sum[i] * decay + reduce_sum(sum);
-  t.row_delta[i] = t.row_delta[i] * decay + reduce_sum(dot);
-}
-
-// After the last tile: row_max becomes log2 of the sum of 2^score, row_delta the mean of g v^T.
-HWY_INLINE void finish_statistics(const ScoreTiles& t, std::int64_t rows) {
-  for (std::int64_t i = 0; i < rows; ++i) {
-    const float sum = t.row_sum[i];
-    t.row_delta[i] *= inverse_or_zero(sum);
-    t.row_max[i] = sum == 0 ? 0.0F : t.row_max[i] + std::log2(sum);
-  }
-}
-
-HWY_INLINE void reset_statistics(const ScoreTiles& t, std::int64_t rows) {
-  std::fill(t.row_max, t.row_max + rows, kLowest);
-  std::fill(t.row_sum, t.row_sum + rows, 0.0F);
-  std::fill(t.row_delta, t.row_delta + rows, 0.0F);
-}
-
-// scores = weight * P, dscores = weight * P * (g v^T - delta) of one row.
-HWY_INLINE void score_gradient(const ScoreTiles& t, std::int64_t i, std::int64_t limit,
-                               std::int64_t ld, float weight) {
-  float* const row = t.scores + i * ld;
-  float* const drow = t.dscores + i * ld;
-  const Vec shift = hn::Set(kTag, t.row_max[i]);
-  const Vec delta = hn::Set(kTag, t.row_delta[i]);
-  const Vec w = hn::Set(kTag, weight);
-  std::int64_t c = 0;
-  for (; c < limit; c += kLanes) {
-    const Vec p = hn::Mul(w, exp2(hn::Sub(load_score(row, c, limit), shift)));
-    Vec dp = hn::Mul(p, hn::Sub(hn::Load(kTag, drow + c), delta));
-    if (c + kLanes > limit) {
-      dp = hn::IfThenElseZero(hn::FirstN(kTag, static_cast<std::size_t>(limit - c)), dp);
-    }
-    hn::Store(p, kTag, row + c);
-    hn::Store(dp, kTag, drow + c);
-  }
-  for (; c < ld; c += kLanes) {
-    hn::Store(hn::Zero(kTag), kTag, row + c);
-    hn::Store(hn::Zero(kTag), kTag, drow + c);
-  }
-}
-
-// row_max and row_delta of rows whose g is loaded in tiles.g, over all their keys. Returns the
-// number of keys in the last tile, whose scores and gradients are left in place.
-HWY_INLINE std::int64_t softmax_statistics(const ScoreHead& head, Range rows, Range keys) {
-  const ScoreTiles& t = *head.tiles;
-  const std::int64_t count = rows.size();
-  const std::int64_t step = head.dims->chunk;
-  std::int64_t n = 0;
-  reset_statistics(t, count);
-  if (keys.size() > 0) load_queries(head, rows);
-  for (std::int64_t j = keys.begin; j < keys.end; j += step) {
-    n = load_keys(head, {j, std::min(keys.end, j + step)}, /*values_transposed=*/true);
-    score_products(head, count, n);
-    for (std::int64_t i = 0; i < count; ++i) {
-      update_statistics(head, i, visible(head, rows.begin + i, n), padded(n));
-    }
-  }
-  finish_statistics(t, count);
-  return n;
-}
-
-// Backward over rows whose g is loaded in tiles.g (times the channel weights): dq[rows, dp] is set,
-// row_max and row_delta hold the rows' statistics afterwards (delta = g . out). `out` is set to the
-// attention's rows where it is not null.
-template <class Weight>
-HWY_INLINE void softmax_backward_rows(const ScoreHead& head, Range rows, Range keys,
-                                      Weight&& weight, float* HWY_RESTRICT dq,
-                                      float* HWY_RESTRICT out) {
-  const ScoreTiles& t = *head.tiles;
-  const Dims& dims = *head.dims;
-  const std::int64_t count = rows.size();
-  std::fill(dq, dq + count * dims.dp, 0.0F);
-  if (out != nullptr) std::fill(out, out + count * dims.dvp, 0.0F);
-  if (head.causal) keys.end = std::min(keys.end, rows.end);
-  std::int64_t n = softmax_statistics(head, rows, keys);
-  if (keys.size() > 0) {
-    const bool one_tile = keys.size() <= dims.chunk;
-    for (std::int64_t j = keys.begin; j < keys.end; j += dims.chunk) {
-      if (!one_tile) {
-        n = load_keys(head, {j, std::min(keys.end, j + dims.chunk)}, /*values_transposed=*/true);
-        score_products(head, count, n);
-      }
-      const std::int64_t ld = padded(n);
-      if (out != nullptr) {
-        for (std::int64_t i = 0; i < count; ++i) {
-          const std::int64_t limit = visible(head, rows.begin + i, n);
-          float* const copy = t.kt + i * ld;  // kt has been used; scores are still needed
-          std::copy(t.scores + i * ld, t.scores + (i + 1) * ld, copy);
-          exponentiate(copy, limit, ld, t.row_max[i]);
-        }
-        multiply_visible(head, rows, n, t.kt, t.v, dims.dvp, out);
-      }
-      for (std::int64_t i = 0; i < count; ++i) {
-        score_gradient(t, i, visible(head, rows.begin + i, n), ld, weight(rows.begin + i));
-      }
-      multiply_visible(head, rows, n, t.dscores, t.k, dims.dp, dq);
-    }
-  }
-  for (std::int64_t i = 0; i < count; ++i) scale_row(dq + i * dims.dp, dims.dp, head.scale());
-}
-
-// Backward over a tile of keys that load_keys() brought in (n of them): adds the part of the rows
-// whose g is in tiles.g to dk[n, dp] (still to be scaled by ln 2) and dv[n, dvp]. The statistics of
-// the rows are either in row_max and row_delta already, or (`whole_rows`: the tile holds all keys
-// of these rows) computed here.
-template <class Weight>
-HWY_INLINE void softmax_backward_keys(const ScoreHead& head, Range rows, std::int64_t n,
-                                      bool whole_rows, Weight&& weight, float* HWY_RESTRICT dk,
-                                      float* HWY_RESTRICT dv) {
-  const ScoreTiles& t = *head.tiles;
-  const Dims& dims = *head.dims;
-  const std::int64_t count = rows.size();
-  const std::int64_t ld = padded(n);
-  load_queries(head, rows);
-  score_products(head, count, n);
-  if (whole_rows) {
-    reset_statistics(t, count);
-    for (std::int64_t i = 0; i < count; ++i) {
-      update_statistics(head, i, visible(head, rows.begin + i, n), ld);
-    }
-    finish_statistics(t, count);
-  }
-  for (std::int64_t i = 0; i < count; ++i) {
-    score_gradient(t, i, visible(head, rows.begin + i, n), ld, weight(rows.begin + i));
-  }
-  gemm(n, dims.dvp, count, by_columns(t.scores, ld), t.g, dims.dvp, dv, dims.dvp, true);
-  gemm(n, dims.dp, count, by_columns(t.dscores, ld), t.q, dims.dp, dk, dims.dp, true);
 }
 
 }  // namespace HWY_NAMESPACE
