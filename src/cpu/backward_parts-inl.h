@@ -107,6 +107,17 @@ class BackwardParts {
     }
   }
 
+  // g of some rows as the LLN part sees it: where the caller has it, or in tiles.g.
+  Operand lln_g(const QueryHead& head, Range rows, const BackwardTiles& tiles) const {
+    const Sequence& seq = *head.sequence;
+    const ConstRows g = rows_of(call_.grads.g, seq.batch, head.h, seq.q_begin);
+    if (in_place(g) && !lln_weight_.per_channel()) {
+      return {floats_of(g, rows.begin), leading_dim(g), g.width};
+    }
+    load_g(head, rows, &lln_weight_, tiles.lln_channel, tiles.g);
+    return {tiles.g, dims_.dvp, dims_.dvp};
+  }
+
   void load_channels(const QueryHead& head, const BackwardTiles& tiles) const {
     head.load_channels(lln_weight_, dims_, tiles.lln_channel);
     head.load_channels(diag_weight_, dims_, tiles.diag_channel);
@@ -206,7 +217,7 @@ class BackwardParts {
                                               : lln_keys(keys, chunks[i], next, *state, beta_sum,
                                                          dk, dv, direct, tiles);
       if (p_.kind != Kind::lln) diag_keys(keys, chunks[i], tiles);
-      if (!direct) finish_keys(keys, n, tiles);
+      if (!direct) finish_keys(keys, n, tiles.lln_d, tiles.lln_dv, tiles);
     }
   }
 
@@ -232,19 +243,20 @@ class BackwardParts {
     }
   }
 
-  // Stores dk and dv, the sums of both parts, at the tokens of the tile.
-  void finish_keys(const KeyHead& keys, std::int64_t n, const BackwardTiles& tiles) const {
+  // Stores dk and dv, the sums of both parts, at tiles.token.
+  void finish_keys(const KeyHead& keys, std::int64_t n, float* lln_dk, float* lln_dv,
+                   const BackwardTiles& tiles) const {
     const Sequence& seq = *keys.sequence;
     const Rows dk = rows_of(call_.grads.dk, seq.batch, keys.head_k, seq.k_begin);
     const Rows dv = rows_of(call_.grads.dv, seq.batch, keys.head_k, seq.k_begin);
     const auto token = [&](std::int64_t i) { return tiles.token[i]; };
     const auto one = [](std::int64_t) { return 1.0F; };
     if (p_.kind == Kind::lln_diag) {
-      add_scaled(tiles.lln_d, tiles.diag_d, n * dims_.dp, 1.0F, true);
-      add_scaled(tiles.lln_dv, tiles.diag_dv, n * dims_.dvp, 1.0F, true);
+      add_scaled(lln_dk, tiles.diag_d, n * dims_.dp, 1.0F, true);
+      add_scaled(lln_dv, tiles.diag_dv, n * dims_.dvp, 1.0F, true);
     }
-    store_tile(dk, n, token, p_.has_lln() ? tiles.lln_d : tiles.diag_d, dims_.dp, one);
-    store_tile(dv, n, token, p_.has_lln() ? tiles.lln_dv : tiles.diag_dv, dims_.dvp, one);
+    store_tile(dk, n, token, p_.has_lln() ? lln_dk : tiles.diag_d, dims_.dp, one);
+    store_tile(dv, n, token, p_.has_lln() ? lln_dv : tiles.diag_dv, dims_.dvp, one);
   }
 
   // Before the first task: no worker has the statistics of a block.
@@ -353,17 +365,14 @@ class BackwardParts {
     float* const w = tiles.exponents;
     Ahead ahead(stream_of(head.q, next), stream_of(g_rows, next));
     weights.make(chunk, w, tiles.row_factor, slope, ahead);
-    const bool g_in_place = in_place(g_rows) && !lln_weight_.per_channel();
-    if (!g_in_place) load_g(head, chunk, &lln_weight_, tiles.lln_channel, tiles.g);
-    const float* const g = g_in_place ? floats_of(g_rows, chunk.begin) : tiles.g;
-    const std::int64_t ldg = g_in_place ? leading_dim(g_rows) : dims_.dvp;
+    const Operand g = lln_g(head, chunk, tiles);
     if (wants_lln_channels()) {
       gemm(count, dims_.dvp, dims_.d, by_rows(w, dims_.dp), s.state.values, dims_.dvp,
            {tiles.lln_dv, dims_.dvp, false, tiles.row_factor});
       load_g(head, chunk, nullptr, nullptr, tiles.values);
       add_products(tiles.values, tiles.lln_dv, count, dims_, row_sums.lln_channel);
     }
-    gemm(count, dims_.dp, dims_.dv, by_rows(g, ldg), s.transposed, dims_.dp,
+    gemm(count, dims_.dp, dims_.dv, by_rows(g.data, g.ld), s.transposed, dims_.dp,
          {tiles.dweights, dims_.dp}, &ahead);
     normalise_and_dot(count, dims_, w, tiles.dweights, tiles.row_factor, tiles.row_dots);
     if (request_.alpha) load_raw(head.q, chunk, tiles.raw);
@@ -379,7 +388,7 @@ class BackwardParts {
         static_cast<double>(row_gradient(count, dims_.dp, w, tiles.dweights, tiles.row_dots,
                                          weighted ? tiles.row_weight : nullptr, gradient, sums.t));
     Ahead ahead_of_dq(stream_of(dq, next), {});
-    gemm(dims_.d, g_in_place ? dims_.dv : dims_.dvp, count, by_columns(w, dims_.dp), g, ldg,
+    gemm(dims_.d, g.width, count, by_columns(w, dims_.dp), g.data, g.ld,
          {sums.dvalues, dims_.dvp, true}, &ahead_of_dq);
   }
 
@@ -394,11 +403,8 @@ class BackwardParts {
     float* const kn = tiles.exponents;
     Ahead ahead(stream_of(keys.k, next), stream_of(keys.v, next));
     key_weights(keys, n, nth, s.state.c, slope, kn, ahead);
-    const bool v_in_place = keys.values_in_place();
-    if (!v_in_place) load_tile(keys.v, n, nth, tiles.values, dims_.dvp);
-    const float* const v = v_in_place ? floats_of(keys.v, chunk.begin) : tiles.values;
-    const std::int64_t ldv = v_in_place ? leading_dim(keys.v) : dims_.dvp;
-    gemm(n, dims_.dp, dims_.dv, by_rows(v, ldv), s.dtransposed, dims_.dp,
+    const Operand v = keys.values(dims_, chunk, n, tiles.token, tiles.values);
+    gemm(n, dims_.dp, dims_.dv, by_rows(v.data, v.ld), s.dtransposed, dims_.dp,
          {tiles.dweights, dims_.dp}, &ahead);
     if (request_.beta) load_tile(keys.k, n, nth, tiles.raw, dims_.dp);
     ExponentGradient gradient{slope,     request_.beta ? tiles.raw : nullptr,

@@ -126,6 +126,18 @@ HWY_INLINE void multiply_lower(std::int64_t count, std::int64_t width, const flo
   }
 }
 
+// target += lower^T b.
+HWY_INLINE void multiply_lower_transposed(std::int64_t count, std::int64_t width,
+                                          const float* lower, const float* b, std::int64_t ldb,
+                                          const Product& target) {
+  const std::int64_t ld = padded(count);
+  for (std::int64_t begin = 0; begin < count; begin += kTriangleStep) {
+    const std::int64_t end = std::min(count, begin + kTriangleStep);
+    gemm(end - begin, width, count - begin, by_columns(lower + begin * ld + begin, ld),
+         b + begin * ldb, ldb, target.below(begin));
+  }
+}
+
 // out = tril(a b^T) for a[leaf, depth] and b transposed, and row_sum its row sums where not null
 // (room for padded(count)). Above the diagonal there are zeros, whatever b holds there.
 HWY_INLINE void lower_product(std::int64_t count, std::int64_t depth, const float* a,
@@ -180,10 +192,48 @@ HWY_INLINE void join_masses(std::int64_t count, const CausalTiles& t) {
 }
 
 // All weights of the rows of a leaf, for one query head: prefix_weights and products with their
-// factors. Expects make_relative() to have run.
+// factors. Expects make_relative() to have run. With one exponential for each channel of a row:
+// Y = 2^(a + r), and the weights of the state before the leaf are Y 2^(c0 - r). False where weights
+// cannot be trusted.
+HWY_INLINE bool make_weights_fast(const Dims& dims, const QueryHead& head, std::int64_t first_row,
+                                  const Leaf& leaf, const State& before, const CausalTiles& t) {
+  const std::int64_t dp = dims.dp;
+  if (!leaf.has_keys || head.q.width != dp || !are_exponents(head.q, head.feature)) return false;
+  const float high = *std::max_element(t.reference, t.reference + dp);
+  if (!(std::abs(high) < kLargestReference)) return false;
+  HWY_ALIGN float shifted[kMaxDim], keep[kMaxDim];
+  for (std::int64_t l = 0; l < dp; l += kLanes) {
+    const Vec r = hn::Load(kTag, t.reference + l);
+    hn::Store(hn::Sub(r, hn::Set(kTag, high)), kTag, shifted + l);
+    hn::Store(exp2(hn::Sub(hn::Load(kTag, before.c + l), r)), kTag, keep + l);
+  }
+  if (!all_within(keep, dp, kLargestRowSum)) return false;
+  const std::int64_t count = leaf.rows.size();
+  Ahead nothing;
+  weigh_rows({head.q, log2_scale(head.alpha)}, first_row, count, shifted, keep, t.chunk_weights, dp,
+             t.chunk_high, t.prefix_factor, nothing);
+  lower_product(count, dims.d, t.chunk_weights, dp, t.relative_transposed, t.products, t.chunk_sum);
+  add_scaled(t.prefix_factor, t.chunk_sum, padded(count), 1.0F, true);
+  if (!row_sums_are_safe(t.prefix_factor, count) ||
+      !all_at_most(t.chunk_high, count, kLargestRowSum)) {
+    return false;
+  }
+  invert_sums(count, t.prefix_factor);
+  std::copy(t.prefix_factor, t.prefix_factor + padded(count), t.chunk_factor);
+  for (std::int64_t i = 0; i < count; ++i) {
+    for (std::int64_t l = 0; l < dp; l += kLanes) {
+      const Vec y = hn::Load(kTag, t.chunk_weights + i * dp + l);
+      hn::Store(hn::Mul(y, hn::Load(kTag, keep + l)), kTag, t.prefix_weights + i * dp + l);
+    }
+  }
+  return true;
+}
+
+// The same for any leaf: both parts by themselves, each with its maximum, then joined.
 HWY_INLINE void make_weights(const Dims& dims, const QueryHead& head, std::int64_t first_row,
                              const Leaf& leaf, const State& before, float* slope,
                              const CausalTiles& t) {
+  if (make_weights_fast(dims, head, first_row, leaf, before, t)) return;
   const std::int64_t count = leaf.rows.size();
   const Range rows{first_row, first_row + count};
   head.load(dims, rows, t.rows, slope);
@@ -205,17 +255,9 @@ HWY_INLINE void make_weights(const Dims& dims, const QueryHead& head, std::int64
 constexpr float kLargestRaise = 40;
 
 // The values of a chunk's keys: where the caller has them, or in t.values.
-struct ChunkValues {
-  const float* data;
-  std::int64_t ld;
-  std::int64_t width;
-};
-
-HWY_INLINE ChunkValues chunk_values(const Dims& dims, const KeyHead& head, Range chunk,
-                                    const CausalTiles& t) {
-  if (head.values_in_place()) {
-    return {floats_of(head.v, chunk.begin), leading_dim(head.v), head.v.width};
-  }
+HWY_INLINE Operand chunk_values(const Dims& dims, const KeyHead& head, Range chunk,
+                                const CausalTiles& t) {
+  if (in_place(head.v)) return {floats_of(head.v, chunk.begin), leading_dim(head.v), head.v.width};
   load_tile(
       head.v, chunk.size(), [&](std::int64_t i) { return chunk.begin + i; }, t.values, dims.dvp);
   return {t.values, dims.dvp, dims.dvp};
@@ -226,7 +268,7 @@ HWY_INLINE ChunkValues chunk_values(const Dims& dims, const KeyHead& head, Range
 // the sums hold what they held, where this will not do: masked keys, a feature map that is not exp,
 // values or exponents near the limits of f32, or no number.
 HWY_INLINE bool weigh_chunk(const Dims& dims, const KeyHead& head, Range chunk,
-                            const ChunkValues& values, const CausalTiles& t, const KeySums& sums,
+                            const Operand& values, const CausalTiles& t, const KeySums& sums,
                             Ahead& ahead) {
   const Sequence& seq = *head.sequence;
   if (!are_exponents(head.k, head.feature) || seq.mask != nullptr || chunk.end > seq.key_end ||
@@ -287,7 +329,7 @@ HWY_INLINE bool join_start(const Dims& dims, std::int64_t width, const State& pr
 
 // Adds the keys that weigh_chunk() weighed.
 HWY_INLINE void add_weighed(const Dims& dims, std::int64_t width, std::int64_t count,
-                            const ChunkValues& values, const CausalTiles& t, const KeySums& sums,
+                            const Operand& values, const CausalTiles& t, const KeySums& sums,
                             Ahead& ahead) {
   add_scaled(sums.s, t.key_sum, width, 1.0F, true);
   gemm(dims.d, values.width, count, by_columns(t.relative, dims.dp), values.data, values.ld,
@@ -299,7 +341,7 @@ HWY_INLINE void add_weighed(const Dims& dims, std::int64_t width, std::int64_t c
 // bit.
 HWY_INLINE void add_chunk(const Dims& dims, const KeyHead& head, Range chunk, Range next,
                           const CausalTiles& t, const KeySums& sums) {
-  const ChunkValues values = chunk_values(dims, head, chunk, t);
+  const Operand values = chunk_values(dims, head, chunk, t);
   Ahead ahead(stream_of(head.k, next), stream_of(head.v, next));
   if (weigh_chunk(dims, head, chunk, values, t, sums, ahead)) {
     return add_weighed(dims, head.k.width, chunk.size(), values, t, sums, ahead);
@@ -308,17 +350,15 @@ HWY_INLINE void add_chunk(const Dims& dims, const KeyHead& head, Range chunk, Ra
   add_keys(dims, t.keys, t.values, chunk.size(), sums);
 }
 
-// Calls body(i, chunk) for the chunks of a segment with t.start the state of all keys before the
-// chunk; `prefix` is the state before the segment. Afterwards t.sums holds the keys of the segment.
-template <class Body>
-void walk_segment(const Dims& dims, const KeyHead& head, Range segment, const State& prefix,
-                  const CausalTiles& t, Body&& body) {
+// starts[i] = the state of all keys before chunk i of a segment; `prefix` is the one before the
+// segment.
+HWY_INLINE void chunk_starts(const Dims& dims, const KeyHead& head, Range segment,
+                             const State& prefix, const CausalTiles& t, const State* starts) {
   reset(t.sums, dims);
   const Grid chunks(segment, segment.begin, dims.chunk);
   for (std::int64_t i = 0; i < chunks.count(); ++i) {
-    join(dims, &prefix, t.sums, t.start);
-    body(i, chunks[i]);
-    add_chunk(dims, head, chunks[i], i + 1 < chunks.count() ? chunks[i + 1] : Range{}, t, t.sums);
+    join(dims, &prefix, t.sums, starts[i]);
+    if (i + 1 < chunks.count()) add_chunk(dims, head, chunks[i], chunks[i + 1], t, t.sums);
   }
 }
 

@@ -139,7 +139,7 @@ class CausalForward : KernelRun<CausalForwardLayout> {
     for (std::int64_t i = 0; i < chunks.count(); ++i) {
       const Range chunk = chunks[i];
       const Range next = i + 1 < chunks.count() ? chunks[i + 1] : Range{};
-      const ChunkValues values = chunk_values(dims_, keys, chunk, t);
+      const Operand values = chunk_values(dims_, keys, chunk, t);
       Ahead ahead(stream_of(keys.k, next), stream_of(keys.v, next));
       const bool weighed = weigh_chunk(dims_, keys, chunk, values, t, t.sums, ahead);
       if (!(weighed && prefix_fits && rows_fast(keys, chunk, next, values, prefix, worker))) {
@@ -158,7 +158,7 @@ class CausalForward : KernelRun<CausalForwardLayout> {
   // weights, keys before the chunk and in it share W: their masses add up as they are, and
   //   o = (W A + tril(W E^T) v) / (W s + row sums of tril(W E^T)).
   // False where the weights of a row cannot be trusted.
-  bool rows_fast(const KeyHead& keys, Range chunk, Range next, const ChunkValues& values,
+  bool rows_fast(const KeyHead& keys, Range chunk, Range next, const Operand& values,
                  const State& prefix, int worker) {
     const CausalTiles& t = layout_.causal[worker];
     const ForwardTiles& tiles = layout_.tiles[worker];

@@ -56,11 +56,7 @@ class CausalLeafBackward {
       for (std::int64_t g = 0; g < dims_.group; ++g) row_sums_[g].reset(dims_);
     }
     if (columns_) *beta_sum_ = 0;
-    walk_segment(dims_, keys_, segment, boundary.before, t_, [&](std::int64_t i, Range) {
-      const State& start = grad_.starts[static_cast<std::size_t>(i)];
-      std::copy(t_.start.c, t_.start.c + dims_.dp, start.c);
-      std::copy(t_.start.values, t_.start.values + dims_.state(), start.values);
-    });
+    chunk_starts(dims_, keys_, segment, boundary.before, t_, grad_.starts.data());
     std::fill(grad_.later.t, grad_.later.t + dims_.dp, 0.0F);
     std::fill(grad_.later.dvalues, grad_.later.dvalues + dims_.state(), 0.0F);
     if (boundary.c_end != nullptr) {
@@ -112,26 +108,31 @@ class CausalLeafBackward {
 
   // dv = 2^(u - c1) G, and dk the factor v G^T - T times 2^(u - c1): what all later rows send here.
   void from_later_rows(const Leaf& leaf, const SegmentBoundary& boundary) const {
-    const QuerySums& all = grad_.all_later;
-    for (std::int64_t l = 0; l < dims_.dp; ++l) {
-      float* const row = all.dvalues + l * dims_.dvp;
-      add_scaled(row, grad_.later.dvalues + l * dims_.dvp, dims_.dvp, 1.0F, false);
-      all.t[l] = grad_.later.t[l];
-      if (boundary.beyond == nullptr) continue;
-      const float keep = exp2_difference(grad_.later_c[l], boundary.c_end[l]);
-      add_scaled(row, boundary.beyond->dvalues + l * dims_.dvp, dims_.dvp, keep, true);
-      all.t[l] += keep * boundary.beyond->t[l];
+    const QuerySums& all = boundary.beyond == nullptr ? grad_.later : grad_.all_later;
+    if (boundary.beyond != nullptr) {
+      HWY_ALIGN float keep[kMaxDim];
+      decay_factors(dims_, grad_.later_c, boundary.c_end, keep);
+      for (std::int64_t l = 0; l < dims_.dp; ++l) {
+        const Vec factor = hn::Set(kTag, keep[l]);
+        for (std::int64_t e = l * dims_.dvp; e < (l + 1) * dims_.dvp; e += kLanes) {
+          const Vec own = hn::Load(kTag, grad_.later.dvalues + e);
+          const Vec sum = hn::MulAdd(factor, hn::Load(kTag, boundary.beyond->dvalues + e), own);
+          hn::Store(sum, kTag, all.dvalues + e);
+        }
+        all.t[l] = grad_.later.t[l] + keep[l] * boundary.beyond->t[l];
+      }
     }
     transpose(all.dvalues, dims_.dvp, dims_.dp, dims_.dvp, grad_.all_later_transposed, dims_.dp);
     const std::int64_t count = leaf.rows.size();
-    const float* const u = t_.keys + leaf.rows.begin * dims_.dp;
+    // 2^(u - c1) = E 2^(r - c1), with factors of at most 1.
     for (std::int64_t l = 0; l < dims_.dp; l += kLanes) {
       const Vec c = hn::Load(kTag, grad_.later_c + l);
-      const auto real = hn::Gt(c, hn::Set(kTag, kNegInf));  // padding and channels without a key
-      const auto nan = hn::Ne(c, c);
+      const auto empty = hn::Eq(c, hn::Set(kTag, kNegInf));  // padding and channels without a key
+      const Vec factor =
+          hn::IfThenZeroElse(empty, exp2(hn::Sub(hn::Load(kTag, t_.reference + l), c)));
       for (std::int64_t i = 0; i < count; ++i) {
-        const Vec x = exp2(hn::Sub(hn::Load(kTag, u + i * dims_.dp + l), c));
-        hn::Store(hn::IfThenElseZero(hn::Or(real, nan), x), kTag, grad_.decayed + i * dims_.dp + l);
+        const Vec e = hn::Load(kTag, t_.relative + i * dims_.dp + l);
+        hn::Store(hn::Mul(e, factor), kTag, grad_.decayed + i * dims_.dp + l);
       }
     }
     float* const dk = grad_.dk + leaf.rows.begin * dims_.dp;
@@ -147,10 +148,11 @@ class CausalLeafBackward {
 
   // [G, T] relative to c0 instead of c1.
   void decay_later(const State& before) const {
+    HWY_ALIGN float keep[kMaxDim];
+    decay_factors(dims_, before.c, grad_.later_c, keep);
     for (std::int64_t l = 0; l < dims_.dp; ++l) {
-      const float keep = exp2_difference(before.c[l], grad_.later_c[l]);
-      grad_.later.t[l] *= keep;
-      scale_row(grad_.later.dvalues + l * dims_.dvp, dims_.dvp, keep);
+      grad_.later.t[l] *= keep[l];
+      scale_row(grad_.later.dvalues + l * dims_.dvp, dims_.dvp, keep[l]);
     }
   }
 
@@ -163,11 +165,11 @@ class CausalLeafBackward {
     float* const slope = parts_.has_slope() ? tiles_.slope : nullptr;
     parts_.load_channels(head, tiles_);
     make_weights(dims_, head, rows.begin, leaf, before, slope, t_);
-    parts_.load_g(head, rows, &parts_.lln_weight(), tiles_.lln_channel, tiles_.g);
-    gemm(count, dims_.dp, dims_.dv, by_rows(tiles_.g, dims_.dvp), grad_.start_transposed, dims_.dp,
-         tiles_.dweights, dims_.dp, false);
+    const Operand g = parts_.lln_g(head, rows, tiles_);
+    gemm(count, dims_.dp, dims_.dv, by_rows(g.data, g.ld), grad_.start_transposed, dims_.dp,
+         {tiles_.dweights, dims_.dp});
     if (leaf.has_keys) {
-      lower_product(count, dims_.dv, tiles_.g, dims_.dvp, grad_.values_transposed, grad_.dproducts,
+      lower_product(count, dims_.dv, g.data, g.ld, grad_.values_transposed, grad_.dproducts,
                     nullptr);
     }
     normalise_rows(leaf);
@@ -184,17 +186,17 @@ class CausalLeafBackward {
       scale_row(t_.products + i * ld, ld, weight);
     }
     if (columns_ && leaf.has_keys) {
-      gemm(count, dims_.dp, count, by_columns(grad_.dproducts, ld), t_.chunk_weights, dims_.dp,
-           grad_.key_products, dims_.dp, true);
-      gemm(count, dims_.dvp, count, by_columns(t_.products, ld), tiles_.g, dims_.dvp,
-           grad_.dv + leaf.rows.begin * dims_.dvp, dims_.dvp, true);
+      multiply_lower_transposed(count, dims_.dp, grad_.dproducts, t_.chunk_weights, dims_.dp,
+                                {grad_.key_products, dims_.dp, true});
+      multiply_lower_transposed(count, g.width, t_.products, g.data, g.ld,
+                                {grad_.dv + leaf.rows.begin * dims_.dvp, dims_.dvp, true});
     }
     for (std::int64_t i = 0; i < count; ++i) {
       add_scaled(grad_.later.t, t_.prefix_weights + i * dims_.dp, dims_.dp, tiles_.row_dots[i],
                  true);
     }
-    gemm(dims_.d, dims_.dvp, count, by_columns(t_.prefix_weights, dims_.dp), tiles_.g, dims_.dvp,
-         grad_.later.dvalues, dims_.dvp, true);
+    gemm(dims_.d, g.width, count, by_columns(t_.prefix_weights, dims_.dp), g.data, g.ld,
+         {grad_.later.dvalues, dims_.dvp, true});
     if (rows_ && weighted) parts_.diag_rows(keys_, head, rows, &row_sums, tiles_);
     if (rows_) {
       const Sequence& seq = *keys_.sequence;
@@ -221,8 +223,12 @@ class CausalLeafBackward {
     }
     partial.sum(count, tiles_.row_dots);
     for (std::int64_t i = 0; leaf.has_keys && i < count; ++i) {
-      float* const s = grad_.dproducts + i * ld;
-      for (std::int64_t j = 0; j <= i; ++j) s[j] -= tiles_.row_dots[i];
+      const Vec delta = hn::Set(kTag, tiles_.row_dots[i]);
+      for (std::int64_t j = 0; j <= i; j += kLanes) {
+        float* const s = grad_.dproducts + i * ld + j;
+        const auto below = hn::FirstN(kTag, static_cast<std::size_t>(std::min(kLanes, i + 1 - j)));
+        hn::Store(hn::IfThenElseZero(below, hn::Sub(hn::Load(kTag, s), delta)), kTag, s);
+      }
     }
   }
 
@@ -309,17 +315,15 @@ class CausalLeafBackward {
   // Stores dk and dv of the valid keys of a chunk, both parts together.
   void finish_chunk_keys(Range chunk) const {
     if (call_.problem.kind == Kind::lln_diag) parts_.diag_keys(keys_, chunk, tiles_);
-    std::int64_t n = 0;
-    for (std::int64_t i = 0; i < chunk.size(); ++i) {
-      if (!keys_.sequence->valid(chunk.begin + i)) continue;
-      tiles_.token[n] = chunk.begin + i;
-      std::copy(grad_.dk + i * dims_.dp, grad_.dk + (i + 1) * dims_.dp,
-                tiles_.lln_d + n * dims_.dp);
-      std::copy(grad_.dv + i * dims_.dvp, grad_.dv + (i + 1) * dims_.dvp,
-                tiles_.lln_dv + n * dims_.dvp);
-      ++n;
+    const std::int64_t n =
+        keys_.select({chunk.begin, std::min(chunk.end, keys_.sequence->key_end)}, tiles_.token);
+    for (std::int64_t i = 0; i < n; ++i) {  // where some are not valid: the others move together
+      const std::int64_t from = tiles_.token[i] - chunk.begin;
+      if (from == i) continue;
+      std::copy_n(grad_.dk + from * dims_.dp, dims_.dp, grad_.dk + i * dims_.dp);
+      std::copy_n(grad_.dv + from * dims_.dvp, dims_.dvp, grad_.dv + i * dims_.dvp);
     }
-    parts_.finish_keys(keys_, n, tiles_);
+    parts_.finish_keys(keys_, n, grad_.dk, grad_.dv, tiles_);
   }
 
   const Call& call_;

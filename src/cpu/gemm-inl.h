@@ -28,6 +28,13 @@ struct Left {
   std::int64_t column;
 };
 
+// Rows of f32 that a product can read: the caller's or a tile's.
+struct Operand {
+  const float* data;
+  std::int64_t ld;
+  std::int64_t width;  // in whole vectors
+};
+
 // Rows that the next tile will need, brought into the cache while a product runs: a line in every
 // step of it. Memory and arithmetic then overlap, which the hardware's own prefetching does not
 // achieve, because nothing is loaded from memory while a product runs.

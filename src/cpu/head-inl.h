@@ -68,8 +68,17 @@ struct KeyHead {
     return count;
   }
 
-  // Whether values can be taken where they lie: no key between them is left out.
-  bool values_in_place() const { return in_place(v) && sequence->mask == nullptr; }
+  // The values of the `count` keys that select() took from a range: where the caller has them, if
+  // no key between them was left out, or in `tile`.
+  HWY_INLINE Operand values(const Dims& dims, Range keys, std::int64_t count,
+                            const std::int64_t* token, float* tile) const {
+    if (in_place(v) && count == keys.size()) {
+      return {floats_of(v, keys.begin), leading_dim(v), v.width};
+    }
+    load_tile(
+        v, count, [token](std::int64_t i) { return token[i]; }, tile, dims.dvp);
+    return {tile, dims.dvp, dims.dvp};
+  }
 };
 
 // Query head `h` of a sequence.
@@ -214,7 +223,6 @@ HWY_INLINE bool sum_keys_fast(const Dims& dims, const KeyHead& head, Range keys,
   const Exponents u{head.k, log2_scale(head.beta)};
   const std::int64_t width = head.k.width;
   const auto nth = [token](std::int64_t i) { return token[i]; };
-  const bool values_in_place = head.values_in_place();
   HWY_ALIGN float tile_sum[kMaxDim], high[kMaxDim];
   bool empty = true;
   const Grid chunks(keys, keys.begin, dims.chunk);
@@ -232,14 +240,9 @@ HWY_INLINE bool sum_keys_fast(const Dims& dims, const KeyHead& head, Range keys,
       weigh_keys(u, count, nth, sums.m, weights, dims.dp, tile_sum, ahead);
     }
     add_scaled(sums.s, tile_sum, width, 1.0F, true);
-    if (values_in_place) {
-      gemm(dims.d, dims.dv, count, by_columns(weights, dims.dp), floats_of(head.v, chunks[i].begin),
-           leading_dim(head.v), {sums.a, dims.dvp, true}, &ahead);
-    } else {
-      load_tile(head.v, count, nth, values, dims.dvp);
-      gemm(dims.d, dims.dvp, count, by_columns(weights, dims.dp), values, dims.dvp,
-           {sums.a, dims.dvp, true}, &ahead);
-    }
+    const Operand v = head.values(dims, chunks[i], count, token, values);
+    gemm(dims.d, v.width, count, by_columns(weights, dims.dp), v.data, v.ld,
+         {sums.a, dims.dvp, true}, &ahead);
   }
   return empty || sums_are_safe(dims, width, sums);
 }

@@ -132,6 +132,15 @@ HWY_INLINE float log2_mass(const KeySums& sums, std::int64_t l) {
   return sums.s[l] == 0 ? kNegInf : sums.m[l] + std::log2(sums.s[l]);
 }
 
+// keep[l] = 2^(from - to) for c of two states, 0 where the first has no key.
+HWY_INLINE void decay_factors(const Dims& dims, const float* from, const float* to, float* keep) {
+  for (std::int64_t l = 0; l < dims.dp; l += kLanes) {
+    const Vec c = hn::Load(kTag, from + l);
+    const Vec factor = exp2(hn::Sub(c, hn::Load(kTag, to + l)));
+    hn::Store(hn::IfThenZeroElse(hn::Eq(c, hn::Set(kTag, kNegInf)), factor), kTag, keep + l);
+  }
+}
+
 // The state of `before` and the keys in `sums` together; `before` and `out` may be the same.
 // A null `before` is the empty set.
 HWY_INLINE void join(const Dims& dims, const State* before, const KeySums& sums, const State& out) {
