@@ -32,24 +32,6 @@ HWY_INLINE void zero_unused_keys(const Call& call, const Dims& dims, const KeyHe
   }
 }
 
-// x = weight * slope * w * (dw - shift), per channel; returns the sum of w * (dw - shift) * slope *
-// raw (times weight) where raw is given. Null slope is 1.
-HWY_INLINE float exponent_gradient(const float* w, const float* dw, Vec shift_scalar,
-                                   const float* HWY_RESTRICT shift_channel,
-                                   const float* HWY_RESTRICT slope, const float* HWY_RESTRICT raw,
-                                   float weight, std::int64_t width, float* out) {
-  Vec sum = hn::Zero(kTag);
-  const Vec scale = hn::Set(kTag, weight);
-  for (std::int64_t l = 0; l < width; l += kLanes) {
-    const Vec shift = shift_channel == nullptr ? shift_scalar : hn::Load(kTag, shift_channel + l);
-    Vec x = hn::Mul(hn::Mul(scale, hn::Load(kTag, w + l)), hn::Sub(hn::Load(kTag, dw + l), shift));
-    if (slope != nullptr) x = hn::Mul(x, hn::Load(kTag, slope + l));
-    if (raw != nullptr) sum = hn::MulAdd(x, hn::Load(kTag, raw + l), sum);
-    hn::Store(x, kTag, out + l);
-  }
-  return raw == nullptr ? 0.0F : reduce_sum(sum);
-}
-
 // sum + a * b, lane by lane.
 HWY_INLINE Vec product_sum(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b,
                            std::int64_t width, Vec sum) {
@@ -259,6 +241,16 @@ class BackwardParts {
     store_tile(dv, n, token, p_.has_lln() ? lln_dv : tiles.diag_dv, dims_.dvp, one);
   }
 
+  // Whether gradients of the LLN part can be stored where the caller wants them: they are all of
+  // it, or the rest is added there.
+  bool stores_directly(const Rows& rows) const { return p_.kind == Kind::lln && in_place(rows); }
+
+  // q or k as they are.
+  void load_raw(const ConstRows& rows, Range range, float* out) const {
+    load_tile(
+        rows, range.size(), [&](std::int64_t i) { return range.begin + i; }, out, dims_.dp);
+  }
+
   // Before the first task: no worker has the statistics of a block.
   void forget_blocks(std::vector<BackwardTiles>& tiles) const {
     for (BackwardTiles& t : tiles) {
@@ -422,9 +414,6 @@ class BackwardParts {
     return n;
   }
 
-  // Whether gradients of the LLN part can be stored where the caller wants them: they are all of
-  // it, or the rest is added there.
-  bool stores_directly(const Rows& rows) const { return p_.kind == Kind::lln && in_place(rows); }
   bool stores_dq_directly(const Rows& dq) const { return adds_dq_to_rows_ || stores_directly(dq); }
 
   // kn[n, dp] = 2^(u - c), the weights of keys in the state. At most 1, since c is their sum.
@@ -446,11 +435,6 @@ class BackwardParts {
         hn::Store(exp2(hn::Sub(hn::Load(kTag, x), shift)), kTag, x);
       }
     }
-  }
-
-  void load_raw(const ConstRows& rows, Range range, float* out) const {
-    load_tile(
-        rows, range.size(), [&](std::int64_t i) { return range.begin + i; }, out, dims_.dp);
   }
 
   const Call& call_;

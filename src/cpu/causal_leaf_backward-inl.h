@@ -48,7 +48,9 @@ class CausalLeafBackward {
         t_(causal),
         grad_(gradient),
         row_sums_(row_sums),
-        beta_sum_(beta_sum) {}
+        beta_sum_(beta_sum),
+        dk_(rows_of(call.grads.dk, keys.sequence->batch, keys.head_k, keys.sequence->k_begin)),
+        dv_(rows_of(call.grads.dv, keys.sequence->batch, keys.head_k, keys.sequence->k_begin)) {}
 
   // Leaves in gradient.later the [G, T] of the segment's rows relative to boundary.before.c.
   void walk_back(Range segment, const SegmentBoundary& boundary) const {
@@ -72,7 +74,7 @@ class CausalLeafBackward {
                             backward_leaf(leaf, chunk, before, boundary, has_later);
                             has_later = true;
                           });
-      if (columns_) finish_chunk_keys(chunk);
+      if (columns_ && !stores_keys_directly(chunk)) finish_chunk_keys(chunk);
     }
   }
 
@@ -80,34 +82,41 @@ class CausalLeafBackward {
   void backward_leaf(const Leaf& leaf, Range chunk, const State& before,
                      const SegmentBoundary& boundary, bool has_later) const {
     const std::int64_t count = leaf.rows.size();
-    float* const dv = grad_.dv + leaf.rows.begin * dims_.dvp;
+    const bool direct = stores_keys_directly(chunk);
+    Product dv{grad_.dv + leaf.rows.begin * dims_.dvp, dims_.dvp};
+    if (direct) dv = {floats_of(dv_, chunk.begin + leaf.rows.begin), leading_dim(dv_)};
     if (leaf.has_keys) {
       make_relative(dims_, leaf, t_);
       transpose(t_.values + leaf.rows.begin * dims_.dvp, dims_.dvp, count, dims_.dvp,
                 grad_.values_transposed, padded(count));
+    } else if (columns_) {
+      std::fill_n(grad_.dv + leaf.rows.begin * dims_.dvp, count * dims_.dvp, 0.0F);
+      std::fill_n(grad_.dk + leaf.rows.begin * dims_.dp, count * dims_.dp, 0.0F);
     }
-    if (columns_) {
-      if (has_later && leaf.has_keys) {
-        from_later_rows(leaf, boundary);
-      } else {
-        std::fill(dv, dv + count * dims_.dvp, 0.0F);
-        float* const dk = grad_.dk + leaf.rows.begin * dims_.dp;
-        std::fill(dk, dk + count * dims_.dp, 0.0F);
-      }
-      std::fill(grad_.key_products, grad_.key_products + count * dims_.dp, 0.0F);
-    }
+    const bool from_later = columns_ && has_later && leaf.has_keys;
+    if (from_later) from_later_rows(leaf, boundary, direct ? dims_.dv : dims_.dvp, dv);
     if (has_later) decay_later(before);
     std::copy(before.c, before.c + dims_.dp, grad_.later_c);
     transpose(before.values, dims_.dvp, dims_.dp, dims_.dvp, grad_.start_transposed, dims_.dp);
     for (std::int64_t g = 0; g < dims_.group; ++g) {
+      dv.accumulate = from_later || g > 0;
       backward_rows(QueryHead(call_, keys_, keys_.head_k * dims_.group + g), leaf, chunk, before,
-                    row_sums_[g]);
+                    dv, row_sums_[g]);
     }
-    if (columns_ && leaf.has_keys) finish_leaf_keys(leaf, chunk);
+    if (columns_ && leaf.has_keys) finish_leaf_keys(leaf, chunk, from_later, direct);
   }
 
-  // dv = 2^(u - c1) G, and dk the factor v G^T - T times 2^(u - c1): what all later rows send here.
-  void from_later_rows(const Leaf& leaf, const SegmentBoundary& boundary) const {
+  // Whether dk and dv of the LLN part are all there is, and go where the caller wants them.
+  bool stores_keys_directly(Range chunk) const {
+    const Sequence& seq = *keys_.sequence;
+    return call_.problem.kind == Kind::lln && in_place(dk_) && in_place(dv_) &&
+           seq.mask == nullptr && chunk.end <= seq.key_end;
+  }
+
+  // What all later rows send here: dv = 2^(u - c1) G, and in grad_.dk and grad_.later_factor what
+  // becomes dk = 2^(u - r) 2^(r - c1) (v G^T - T).
+  void from_later_rows(const Leaf& leaf, const SegmentBoundary& boundary, std::int64_t width,
+                       const Product& dv) const {
     const QuerySums& all = boundary.beyond == nullptr ? grad_.later : grad_.all_later;
     if (boundary.beyond != nullptr) {
       HWY_ALIGN float keep[kMaxDim];
@@ -130,20 +139,16 @@ class CausalLeafBackward {
       const auto empty = hn::Eq(c, hn::Set(kTag, kNegInf));  // padding and channels without a key
       const Vec factor =
           hn::IfThenZeroElse(empty, exp2(hn::Sub(hn::Load(kTag, t_.reference + l), c)));
+      hn::Store(factor, kTag, grad_.later_factor + l);
+      hn::Store(hn::Load(kTag, all.t + l), kTag, grad_.later_t + l);
       for (std::int64_t i = 0; i < count; ++i) {
         const Vec e = hn::Load(kTag, t_.relative + i * dims_.dp + l);
         hn::Store(hn::Mul(e, factor), kTag, grad_.decayed + i * dims_.dp + l);
       }
     }
-    float* const dk = grad_.dk + leaf.rows.begin * dims_.dp;
-    gemm(count, dims_.dvp, dims_.d, by_rows(grad_.decayed, dims_.dp), all.dvalues, dims_.dvp,
-         grad_.dv + leaf.rows.begin * dims_.dvp, dims_.dvp, false);
+    gemm(count, width, dims_.d, by_rows(grad_.decayed, dims_.dp), all.dvalues, dims_.dvp, dv);
     gemm(count, dims_.dp, dims_.dv, by_rows(t_.values + leaf.rows.begin * dims_.dvp, dims_.dvp),
-         grad_.all_later_transposed, dims_.dp, dk, dims_.dp, false);
-    for (std::int64_t i = 0; i < count; ++i) {
-      exponent_gradient(grad_.decayed + i * dims_.dp, dk + i * dims_.dp, hn::Zero(kTag), all.t,
-                        nullptr, nullptr, 1.0F, dims_.dp, dk + i * dims_.dp);
-    }
+         grad_.all_later_transposed, dims_.dp, {grad_.dk + leaf.rows.begin * dims_.dp, dims_.dp});
   }
 
   // [G, T] relative to c0 instead of c1.
@@ -156,8 +161,9 @@ class CausalLeafBackward {
     }
   }
 
+  // One query head. `dv` is set or, where it accumulates, added to; so are the products for dk.
   void backward_rows(const QueryHead& head, const Leaf& leaf, Range chunk, const State& before,
-                     const RowSums& row_sums) const {
+                     const Product& dv, const RowSums& row_sums) const {
     const std::int64_t count = leaf.rows.size();
     const std::int64_t ld = padded(count);
     const Range rows{chunk.begin + leaf.rows.begin, chunk.begin + leaf.rows.end};
@@ -176,7 +182,10 @@ class CausalLeafBackward {
     if (rows_ && parts_.wants_lln_channels()) {
       channel_sums(head, leaf, rows, before, v, row_sums);
     }
-    if (rows_) row_gradients(head, leaf, rows, slope, row_sums);
+    const Sequence& seq = *keys_.sequence;
+    const Rows dq = rows_of(call_.grads.dq, seq.batch, head.h, seq.q_begin);
+    const bool dq_is_done = parts_.stores_directly(dq);
+    if (rows_) row_gradients(head, leaf, rows, slope, dq_is_done ? &dq : nullptr, row_sums);
     const bool weighted = call_.problem.kind == Kind::lln_diag;
     for (std::int64_t i = 0; weighted && i < count; ++i) {
       const float weight = head.row_weight(parts_.lln_weight(), rows.begin + i);
@@ -187,9 +196,8 @@ class CausalLeafBackward {
     }
     if (columns_ && leaf.has_keys) {
       multiply_lower_transposed(count, dims_.dp, grad_.dproducts, t_.chunk_weights, dims_.dp,
-                                {grad_.key_products, dims_.dp, true});
-      multiply_lower_transposed(count, g.width, t_.products, g.data, g.ld,
-                                {grad_.dv + leaf.rows.begin * dims_.dvp, dims_.dvp, true});
+                                {grad_.key_products, dims_.dp, head.h % dims_.group > 0});
+      multiply_lower_transposed(count, g.width, t_.products, g.data, g.ld, dv);
     }
     for (std::int64_t i = 0; i < count; ++i) {
       add_scaled(grad_.later.t, t_.prefix_weights + i * dims_.dp, dims_.dp, tiles_.row_dots[i],
@@ -198,11 +206,7 @@ class CausalLeafBackward {
     gemm(dims_.d, g.width, count, by_columns(t_.prefix_weights, dims_.dp), g.data, g.ld,
          {grad_.later.dvalues, dims_.dvp, true});
     if (rows_ && weighted) parts_.diag_rows(keys_, head, rows, &row_sums, tiles_);
-    if (rows_) {
-      const Sequence& seq = *keys_.sequence;
-      parts_.finish_rows(head, rows, rows_of(call_.grads.dq, seq.batch, head.h, seq.q_begin),
-                         &row_sums, tiles_);
-    }
+    if (rows_ && !dq_is_done) parts_.finish_rows(head, rows, dq, &row_sums, tiles_);
   }
 
   // W0, Y and P of the rows as probabilities, their delta in row_dots, and S from g v^T.
@@ -246,70 +250,71 @@ class CausalLeafBackward {
     add_products(tiles_.values, tiles_.lln_dv, count, dims_, row_sums.lln_channel);
   }
 
-  // dq of the LLN part in tiles.lln_d, and the sum for dalpha.
+  // dq = W0 (g C0^T - delta) + Y (S E) of the LLN part, in tiles.lln_d or where it goes, and the
+  // sum for dalpha.
   void row_gradients(const QueryHead& head, const Leaf& leaf, Range rows, const float* slope,
-                     const RowSums& row_sums) const {
+                     const Rows* dq, const RowSums& row_sums) const {
     const std::int64_t count = rows.size();
-    const bool alpha = parts_.request().alpha;
+    const std::int64_t dp = dims_.dp;
     if (leaf.has_keys) {
-      multiply_lower(count, dims_.dp, grad_.dproducts, t_.relative, dims_.dp,
-                     {grad_.row_products, dims_.dp});
+      multiply_lower(count, dp, grad_.dproducts, t_.relative, dp, {grad_.row_products, dp});
     }
-    if (alpha) {
-      load_tile(
-          head.q, count, [&](std::int64_t i) { return rows.begin + i; }, tiles_.raw, dims_.dp);
-    }
+    const bool alpha = parts_.request().alpha;
+    if (alpha) parts_.load_raw(head.q, rows, tiles_.raw);
+    ExponentGradient gradient{slope, alpha ? tiles_.raw : nullptr, head.alpha, tiles_.lln_d,
+                              dp,    whole_vectors(dims_.d)};
+    if (dq != nullptr) gradient.go_to(*dq, rows.begin);
+    const Vec scale = hn::Set(kTag, head.alpha);
+    Vec raw_sum = hn::Zero(kTag);
     for (std::int64_t i = 0; i < count; ++i) {
-      float* const dq = tiles_.lln_d + i * dims_.dp;
-      const float weight = head.row_weight(parts_.lln_weight(), rows.begin + i);
-      const float delta = tiles_.row_dots[i];
-      exponent_gradient(t_.prefix_weights + i * dims_.dp, tiles_.dweights + i * dims_.dp,
-                        hn::Set(kTag, delta), nullptr, nullptr, nullptr, 1.0F, dims_.dp, dq);
-      if (leaf.has_keys) {
-        add_part(dq, grad_.row_products + i * dims_.dp, t_.chunk_weights + i * dims_.dp, 1.0F,
-                 dims_.dp, true);
+      const Vec delta = hn::Set(kTag, tiles_.row_dots[i]);
+      const Vec weight = hn::Set(kTag, head.row_weight(parts_.lln_weight(), rows.begin + i));
+      for (std::int64_t l = 0; l < gradient.width; l += kLanes) {
+        const std::int64_t at = i * dp + l;
+        Vec x = hn::Mul(hn::Load(kTag, t_.prefix_weights + at),
+                        hn::Sub(hn::Load(kTag, tiles_.dweights + at), delta));
+        if (leaf.has_keys) {
+          x = hn::MulAdd(hn::Load(kTag, t_.chunk_weights + at),
+                         hn::Load(kTag, grad_.row_products + at), x);
+        }
+        gradient.store(i, l, dp, hn::Mul(x, weight), scale, raw_sum);
       }
-      row_sums.alpha() += static_cast<double>(
-          finish_exponent(dq, slope == nullptr ? nullptr : slope + i * dims_.dp,
-                          alpha ? tiles_.raw + i * dims_.dp : nullptr, weight, head.alpha));
     }
+    if (alpha) row_sums.alpha() += static_cast<double>(reduce_sum(raw_sum));
   }
 
-  // dk of the LLN part of a leaf: what its own rows send joins what later rows sent.
-  void finish_leaf_keys(const Leaf& leaf, Range chunk) const {
+  // dk = E (S^T Y + what later rows sent) of the LLN part of a leaf, in grad_.dk or where it goes,
+  // and the sum for dbeta.
+  void finish_leaf_keys(const Leaf& leaf, Range chunk, bool from_later, bool direct) const {
     const std::int64_t count = leaf.rows.size();
+    const std::int64_t dp = dims_.dp;
+    const Range tokens{chunk.begin + leaf.rows.begin, chunk.begin + leaf.rows.end};
     const bool beta = parts_.request().beta;
-    if (beta) {
-      load_tile(
-          keys_.k, count, [&](std::int64_t i) { return chunk.begin + leaf.rows.begin + i; },
-          tiles_.raw, dims_.dp);
-    }
+    if (beta) parts_.load_raw(keys_.k, tokens, tiles_.raw);
+    float* const sent = grad_.dk + leaf.rows.begin * dp;
+    ExponentGradient gradient{parts_.has_slope() ? grad_.key_slope + leaf.rows.begin * dp : nullptr,
+                              beta ? tiles_.raw : nullptr,
+                              keys_.beta,
+                              sent,
+                              dp,
+                              whole_vectors(dims_.d)};
+    if (direct) gradient.go_to(dk_, tokens.begin);
+    const Vec scale = hn::Set(kTag, keys_.beta);
+    Vec raw_sum = hn::Zero(kTag);
     for (std::int64_t i = 0; i < count; ++i) {
-      const std::int64_t row = leaf.rows.begin + i;
-      if (!keys_.sequence->valid(chunk.begin + row)) continue;
-      float* const dk = grad_.dk + row * dims_.dp;
-      add_part(dk, grad_.key_products + i * dims_.dp, t_.relative + i * dims_.dp, 1.0F, dims_.dp,
-               true);
-      *beta_sum_ += static_cast<double>(
-          finish_exponent(dk, parts_.has_slope() ? grad_.key_slope + row * dims_.dp : nullptr,
-                          beta ? tiles_.raw + i * dims_.dp : nullptr, 1.0F, keys_.beta));
+      if (!keys_.sequence->valid(tokens.begin + i)) continue;
+      for (std::int64_t l = 0; l < gradient.width; l += kLanes) {
+        const std::int64_t at = i * dp + l;
+        Vec x = hn::Load(kTag, grad_.key_products + at);
+        if (from_later) {
+          x = hn::MulAdd(hn::Load(kTag, grad_.later_factor + l),
+                         hn::Sub(hn::Load(kTag, sent + at), hn::Load(kTag, grad_.later_t + l)), x);
+        }
+        x = hn::Mul(hn::Load(kTag, t_.relative + at), x);
+        gradient.store(i, l, dp, x, scale, raw_sum);
+      }
     }
-  }
-
-  // Turns the gradient of an exponent into that of q or k; returns the sum of the gradient times
-  // raw over the real channels.
-  float finish_exponent(float* d, const float* slope, const float* raw, float weight,
-                        float scale) const {
-    float sum = 0;
-    for (std::int64_t l = 0; l < dims_.dp; l += kLanes) {
-      const auto real = hn::FirstN(
-          kTag, static_cast<std::size_t>(std::clamp<std::int64_t>(dims_.d - l, 0, kLanes)));
-      Vec x = hn::IfThenElseZero(real, hn::Mul(hn::Load(kTag, d + l), hn::Set(kTag, weight)));
-      if (slope != nullptr) x = hn::Mul(x, hn::Load(kTag, slope + l));
-      if (raw != nullptr) sum += reduce_sum(hn::Mul(x, hn::Load(kTag, raw + l)));
-      hn::Store(hn::Mul(x, hn::Set(kTag, scale)), kTag, d + l);
-    }
-    return sum;
+    if (beta) *beta_sum_ += static_cast<double>(reduce_sum(raw_sum));
   }
 
   // Stores dk and dv of the valid keys of a chunk, both parts together.
@@ -336,6 +341,7 @@ class CausalLeafBackward {
   const CausalGradientTiles& grad_;
   const RowSums* row_sums_;  // one per query head of the group
   double* beta_sum_;
+  const Rows dk_, dv_;
 };
 
 }  // namespace HWY_NAMESPACE

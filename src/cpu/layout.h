@@ -275,6 +275,8 @@ struct CausalGradientTiles {
         dk(arena.floats(padded(dims.chunk) * dims.dp)),
         dv(arena.floats(padded(dims.chunk) * dims.dvp)),
         later_c(arena.floats(dims.dp)),
+        later_factor(arena.floats(dims.dp)),
+        later_t(arena.floats(dims.dp)),
         later(arena, dims),
         all_later(arena, dims),
         all_later_transposed(arena.floats(dims.state())),
@@ -292,6 +294,8 @@ struct CausalGradientTiles {
   float* dk;                 // [chunk, dp]
   float* dv;                 // [chunk, dvp]
   float* later_c;            // [dp] c1: reference of `later`
+  float* later_factor;       // [dp] 2^(r - c1)
+  float* later_t;            // [dp] T of all later rows
   QuerySums later;           // [G, T] of the rows after the leaf, inside the segment
   QuerySums all_later;       // with those after the segment
   float* all_later_transposed;

@@ -30,7 +30,7 @@ inline constexpr std::int64_t kSegmentTokens = 512;
 inline constexpr std::int64_t kLongSegmentTokens = 2048;
 inline constexpr std::int64_t kMaxSegments = 64;
 // Causal: tokens between two stored states.
-inline constexpr std::int64_t kCausalSegmentTokens = 2048;
+inline constexpr std::int64_t kCausalSegmentTokens = 1024;
 // Halving a chunk of kMaxChunk down to single rows.
 inline constexpr int kMaxHalvings = 7;
 
