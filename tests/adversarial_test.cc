@@ -2,6 +2,8 @@
 // rows, numbers at both ends of the f32 range, rows without keys. Every kernel, both directions.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <limits>
 #include <string>
@@ -116,6 +118,102 @@ TEST(Adversarial, InfiniteKeysActAsTheirLimit) {
     const TensorSet outputs = run(c, in);
     const TensorSet expected = run(c, in, {.kernel = "reference"});
     EXPECT_EQ(first_difference(outputs.at("o"), 1e-5, expected.at("o")), "") << to_string(c);
+  }
+}
+
+// NaN reaches the rows and channels that see it, and no other: not as 0 * NaN in a product.
+TEST(Adversarial, NanReachesOnlyRowsThatSeeIt) {
+  for (const std::string kind :
+       {"lln", "lln:causal", "lln+diag48:causal", "diag48:causal", "softmax:causal"}) {
+    const Case c = make_case("forward:f32:cpu:b1h1n150d16:" + kind);
+    for (const bool in_values : {true, false}) {
+      Inputs in = conformance::make_inputs(c, DType::f32);
+      (in_values ? in.v : in.k).set(0, 0, 20, 3, std::numeric_limits<double>::quiet_NaN());
+      const TensorSet expected = run(c, in, {.kernel = "reference"});
+      for (const std::string& kernel : kernel_names(Op::forward)) {
+        const TensorSet outputs = run(c, in, {.kernel = kernel});
+        outputs.at("o").for_each([&](auto b, auto h, auto n, auto ch) {
+          EXPECT_EQ(std::isnan(outputs.at("o").get(b, h, n, ch)),
+                    std::isnan(expected.at("o").get(b, h, n, ch)))
+              << to_string(c) << " on " << kernel << (in_values ? ": v" : ": k") << ", row " << n
+              << ", channel " << ch;
+        });
+      }
+    }
+  }
+}
+
+// Weights of channels ask for whole vectors of every width, v may end with its last channel.
+TEST(Adversarial, NothingIsReadBeyondTheValues) {
+  constexpr std::int64_t kTokens = 64, kDim = 8;
+  const Shape shape{1, 1, kTokens, kDim};
+  const std::size_t bytes = kTokens * kDim * sizeof(float);
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  const std::size_t room = (bytes + page - 1) / page * page;
+  void* const memory =
+      mmap(nullptr, room + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  ASSERT_EQ(mprotect(static_cast<std::byte*>(memory) + room, page, PROT_NONE), 0);
+  auto* const v = reinterpret_cast<float*>(static_cast<std::byte*>(memory) + room - bytes);
+  std::fill(v, v + kTokens * kDim, 1.0F);
+  const std::vector<float> q(kTokens * kDim, 0.5F), mix(kDim, 0.25F);
+  std::vector<float> o(kTokens * kDim);
+  const float one = 1;
+  for (const bool causal : {false, true}) {
+    for (const std::string& kernel : kernel_names(Op::forward)) {
+      attention_forward({.q = view(q.data(), shape),
+                         .k = view(q.data(), shape),
+                         .v = view(static_cast<const float*>(v), shape),
+                         .alpha = scalar(&one),
+                         .beta = scalar(&one),
+                         .mix = view(mix.data(), Shape{1, 1, 1, kDim})},
+                        {.o = view(o.data(), shape)}, {.kind = Kind::lln_diag, .causal = causal},
+                        {.kernel = kernel});
+      EXPECT_NEAR(o.back(), 1, 1e-6) << kernel;
+    }
+  }
+  munmap(memory, room + page);
+}
+
+// Weights that have not been divided by their sum yet must not make products overflow.
+TEST(Adversarial, GradientsOfLargeValuesStayFinite) {
+  for (const std::string kind : {"diag48", "diag48:causal", "lln+diag48", "lln+diag48:causal"}) {
+    const Case c = make_case("backward:f32:cpu:b1h1n96d64:" + kind);
+    Inputs in = conformance::make_inputs(c, DType::f32);
+    in.v.for_each([&](auto b, auto h, auto n, auto ch) {
+      in.v.set(b, h, n, ch, 1e31 * in.v.get(b, h, n, ch));
+    });
+    for (Tensor* t : {&in.q, &in.k}) {
+      t->for_each([&](auto b, auto h, auto n, auto ch) {
+        t->set(b, h, n, ch, 1.41 + 0.05 * t->get(b, h, n, ch));
+      });
+    }
+    for (const std::string& kernel : kernel_names(Op::backward)) {
+      const TensorSet gradients = run(c, in, {.kernel = kernel});
+      for (const TensorSet::Entry& entry : gradients.entries()) {
+        entry.tensor.for_each([&](auto b, auto h, auto n, auto ch) {
+          EXPECT_TRUE(std::isfinite(entry.tensor.get(b, h, n, ch)))
+              << to_string(c) << " on " << kernel << ": " << entry.name << " of token " << n;
+        });
+      }
+    }
+  }
+}
+
+// References are rounded where exponents are large; averages are averages all the same.
+TEST(Adversarial, AveragesOfOneAreOneForLargeExponents) {
+  for (const std::string kind : {"lln", "lln:causal"}) {
+    const Case c = make_case("forward:f32:cpu:b1h1n300d64:" + kind);
+    Inputs in = conformance::make_inputs(c, DType::f32);
+    in.k.for_each([&](auto b, auto h, auto n, auto ch) {
+      in.k.set(b, h, n, ch, 40 * in.k.get(b, h, n, ch));
+      in.v.set(b, h, n, ch, 1);
+    });
+    for (const std::string& kernel : kernel_names(Op::forward)) {
+      const TensorSet outputs = run(c, in, {.kernel = kernel});
+      const auto one = [](auto, auto, auto, auto) { return std::optional(1.0); };
+      EXPECT_EQ(first_difference(outputs.at("o"), 2e-6, one), "") << to_string(c) << kernel;
+    }
   }
 }
 

@@ -77,9 +77,8 @@ class BackwardParts {
   void load_g(const QueryHead& head, Range rows, const PartWeight* weight, const float* channel,
               float* out) const {
     const Sequence& seq = *head.sequence;
-    load_tile(
-        rows_of(call_.grads.g, seq.batch, head.h, seq.q_begin), rows.size(),
-        [&](std::int64_t i) { return rows.begin + i; }, out, dims_.dvp);
+    load_tile(rows_of(call_.grads.g, seq.batch, head.h, seq.q_begin), rows.size(), rows.begin, out,
+              dims_.dvp);
     if (weight == nullptr || !weight->per_channel()) return;
     for (std::int64_t i = 0; i < rows.size(); ++i) {
       float* const row = out + i * dims_.dvp;
@@ -206,13 +205,10 @@ class BackwardParts {
   // Stores dq, the sum of both parts, and the gradients of weights that belong to rows.
   void finish_rows(const QueryHead& head, Range chunk, const Rows& dq, const RowSums* sums,
                    const BackwardTiles& tiles) const {
-    const auto one = [](std::int64_t) { return 1.0F; };
     if (p_.kind == Kind::lln_diag) {
       add_scaled(tiles.lln_d, tiles.diag_d, chunk.size() * dims_.dp, 1.0F, true);
     }
-    store_tile(
-        dq, chunk.size(), [&](std::int64_t i) { return chunk.begin + i; },
-        p_.has_lln() ? tiles.lln_d : tiles.diag_d, dims_.dp, one);
+    store_tile(dq, chunk.size(), chunk.begin, p_.has_lln() ? tiles.lln_d : tiles.diag_d, dims_.dp);
     if (p_.kind != Kind::lln_diag) return;
     const Sequence& seq = *head.sequence;
     for (std::int64_t i = 0; i < chunk.size(); ++i) {
@@ -231,14 +227,12 @@ class BackwardParts {
     const Sequence& seq = *keys.sequence;
     const Rows dk = rows_of(call_.grads.dk, seq.batch, keys.head_k, seq.k_begin);
     const Rows dv = rows_of(call_.grads.dv, seq.batch, keys.head_k, seq.k_begin);
-    const auto token = [&](std::int64_t i) { return tiles.token[i]; };
-    const auto one = [](std::int64_t) { return 1.0F; };
     if (p_.kind == Kind::lln_diag) {
       add_scaled(lln_dk, tiles.diag_d, n * dims_.dp, 1.0F, true);
       add_scaled(lln_dv, tiles.diag_dv, n * dims_.dvp, 1.0F, true);
     }
-    store_tile(dk, n, token, p_.has_lln() ? lln_dk : tiles.diag_d, dims_.dp, one);
-    store_tile(dv, n, token, p_.has_lln() ? lln_dv : tiles.diag_dv, dims_.dvp, one);
+    store_tile(dk, n, tiles.token, p_.has_lln() ? lln_dk : tiles.diag_d, dims_.dp);
+    store_tile(dv, n, tiles.token, p_.has_lln() ? lln_dv : tiles.diag_dv, dims_.dvp);
   }
 
   // Whether gradients of the LLN part can be stored where the caller wants them: they are all of
@@ -247,8 +241,7 @@ class BackwardParts {
 
   // q or k as they are.
   void load_raw(const ConstRows& rows, Range range, float* out) const {
-    load_tile(
-        rows, range.size(), [&](std::int64_t i) { return range.begin + i; }, out, dims_.dp);
+    load_tile(rows, range.size(), range.begin, out, dims_.dp);
   }
 
   // Before the first task: no worker has the statistics of a block.
@@ -391,14 +384,13 @@ class BackwardParts {
                         const BackwardTiles& tiles) const {
     float* const slope = has_slope() ? tiles.slope : nullptr;
     const std::int64_t n = keys.select(chunk, tiles.token);
-    const auto nth = [&](std::int64_t i) { return tiles.token[i]; };
     float* const kn = tiles.exponents;
     Ahead ahead(stream_of(keys.k, next), stream_of(keys.v, next));
-    key_weights(keys, n, nth, s.state.c, slope, kn, ahead);
+    key_weights(keys, n, tiles.token, s.state.c, slope, kn, ahead);
     const Operand v = keys.values(dims_, chunk, n, tiles.token, tiles.values);
     gemm(n, dims_.dp, dims_.dv, by_rows(v.data, v.ld), s.dtransposed, dims_.dp,
          {tiles.dweights, dims_.dp}, &ahead);
-    if (request_.beta) load_tile(keys.k, n, nth, tiles.raw, dims_.dp);
+    if (request_.beta) load_tile(keys.k, n, tiles.token, tiles.raw, dims_.dp);
     ExponentGradient gradient{slope,     request_.beta ? tiles.raw : nullptr,
                               keys.beta, tiles.lln_d,
                               dims_.dp,  whole_vectors(dims_.d)};
@@ -417,14 +409,13 @@ class BackwardParts {
   bool stores_dq_directly(const Rows& dq) const { return adds_dq_to_rows_ || stores_directly(dq); }
 
   // kn[n, dp] = 2^(u - c), the weights of keys in the state. At most 1, since c is their sum.
-  template <class Token>
-  void key_weights(const KeyHead& keys, std::int64_t n, Token&& nth, const float* c, float* slope,
+  void key_weights(const KeyHead& keys, std::int64_t n, Tokens token, const float* c, float* slope,
                    float* kn, Ahead& ahead) const {
     HWY_ALIGN float unused[kMaxDim];
     if (are_exponents(keys.k, keys.feature) && all_within(c, keys.k.width, kLargestReference)) {
-      return weigh_keys({keys.k, log2_scale(keys.beta)}, n, nth, c, kn, dims_.dp, unused, ahead);
+      return weigh_keys({keys.k, log2_scale(keys.beta)}, n, token, c, kn, dims_.dp, unused, ahead);
     }
-    load_exponents(keys.k, n, nth, keys.feature, keys.power, keys.beta, kn, dims_.dp, slope);
+    load_exponents(keys.k, n, token, keys.feature, keys.power, keys.beta, kn, dims_.dp, slope);
     for (std::int64_t l = 0; l < dims_.dp; l += kLanes) {
       // Padding channels have c = -inf and exponents 0; any finite weight will do for them.
       const auto real = hn::FirstN(

@@ -30,9 +30,9 @@ constexpr std::int64_t kTriangleStep = 16;
 HWY_INLINE void load_chunk_keys(const Dims& dims, const KeyHead& head, Range chunk, float* slope,
                                 const CausalTiles& t) {
   const std::int64_t count = chunk.size();
-  const auto token = [&](std::int64_t i) { return chunk.begin + i; };
-  load_exponents(head.k, count, token, head.feature, head.power, head.beta, t.keys, dims.dp, slope);
-  load_tile(head.v, count, token, t.values, dims.dvp);
+  load_exponents(head.k, count, chunk.begin, head.feature, head.power, head.beta, t.keys, dims.dp,
+                 slope);
+  load_tile(head.v, count, chunk.begin, t.values, dims.dvp);
   for (std::int64_t i = 0; i < count; ++i) {
     if (head.sequence->valid(chunk.begin + i)) continue;
     std::fill(t.keys + i * dims.dp, t.keys + (i + 1) * dims.dp, kNegInf);
@@ -58,13 +58,13 @@ HWY_INLINE bool measure_spread(const Dims& dims, Range rows, const CausalTiles& 
         hn::FirstN(kTag, static_cast<std::size_t>(std::clamp<std::int64_t>(dims.d - l, 0, kLanes)));
     Vec high = none;
     Vec low = hn::Neg(high);
-    auto exists = hn::Ne(none, none);
-    auto is_nan = exists;
+    auto exists = hn::Lt(none, none);
+    auto nan = exists;
     for (std::int64_t i = rows.begin; i < rows.end; ++i) {
       const Vec u = hn::Load(kTag, t.keys + i * dims.dp + l);
       const auto counts = hn::Gt(u, none);  // neither -inf nor NaN
-      exists = hn::Or(exists, hn::Ne(u, none));
-      is_nan = hn::Or(is_nan, hn::Ne(u, u));
+      exists = hn::Or(exists, hn::Not(hn::Eq(u, none)));
+      nan = hn::Or(nan, is_nan(u));
       high = hn::IfThenElse(counts, hn::Max(high, u), high);
       low = hn::IfThenElse(counts, hn::Min(low, u), low);
     }
@@ -72,7 +72,7 @@ HWY_INLINE bool measure_spread(const Dims& dims, Range rows, const CausalTiles& 
     const Vec spread = hn::IfThenElseZero(any, hn::Sub(high, low));
     if (!hn::AllTrue(kTag, hn::Le(spread, hn::Set(kTag, kMaxSpread)))) fits = false;
     if (!hn::AllFalse(kTag, hn::And(real, exists))) has_keys = true;
-    if (!hn::AllFalse(kTag, hn::And(real, is_nan))) fits = false;
+    if (!hn::AllFalse(kTag, hn::And(real, nan))) fits = false;
     // Half of each first: the sum of two exponents at the limit would overflow.
     const Vec half = hn::Set(kTag, 0.5F);
     const Vec middle = hn::IfThenElseZero(any, hn::MulAdd(high, half, hn::Mul(low, half)));
@@ -126,7 +126,7 @@ HWY_INLINE void multiply_lower(std::int64_t count, std::int64_t width, const flo
   }
 }
 
-// target += lower^T b.
+// target = lower^T b.
 HWY_INLINE void multiply_lower_transposed(std::int64_t count, std::int64_t width,
                                           const float* lower, const float* b, std::int64_t ldb,
                                           const Product& target) {
@@ -140,9 +140,9 @@ HWY_INLINE void multiply_lower_transposed(std::int64_t count, std::int64_t width
 
 // out = tril(a b^T) for a[leaf, depth] and b transposed, and row_sum its row sums where not null
 // (room for padded(count)). Above the diagonal there are zeros, whatever b holds there.
-HWY_INLINE void lower_product(std::int64_t count, std::int64_t depth, const float* a,
-                              std::int64_t lda, const float* b_transposed, float* out,
-                              float* row_sum) {
+HWY_NOINLINE inline void lower_product(std::int64_t count, std::int64_t depth, const float* a,
+                                       std::int64_t lda, const float* b_transposed, float* out,
+                                       float* row_sum) {
   const std::int64_t ld = padded(count);
   RowVectors partial;
   for (std::int64_t begin = 0; begin < count; begin += kTriangleStep) {
@@ -195,8 +195,9 @@ HWY_INLINE void join_masses(std::int64_t count, const CausalTiles& t) {
 // factors. Expects make_relative() to have run. With one exponential for each channel of a row:
 // Y = 2^(a + r), and the weights of the state before the leaf are Y 2^(c0 - r). False where weights
 // cannot be trusted.
-HWY_INLINE bool make_weights_fast(const Dims& dims, const QueryHead& head, std::int64_t first_row,
-                                  const Leaf& leaf, const State& before, const CausalTiles& t) {
+HWY_NOINLINE inline bool make_weights_fast(const Dims& dims, const QueryHead& head,
+                                           std::int64_t first_row, const Leaf& leaf,
+                                           const State& before, const CausalTiles& t) {
   const std::int64_t dp = dims.dp;
   if (!leaf.has_keys || head.q.width != dp || !are_exponents(head.q, head.feature)) return false;
   const float high = *std::max_element(t.reference, t.reference + dp);
@@ -230,9 +231,9 @@ HWY_INLINE bool make_weights_fast(const Dims& dims, const QueryHead& head, std::
 }
 
 // The same for any leaf: both parts by themselves, each with its maximum, then joined.
-HWY_INLINE void make_weights(const Dims& dims, const QueryHead& head, std::int64_t first_row,
-                             const Leaf& leaf, const State& before, float* slope,
-                             const CausalTiles& t) {
+HWY_NOINLINE inline void make_weights(const Dims& dims, const QueryHead& head,
+                                      std::int64_t first_row, const Leaf& leaf, const State& before,
+                                      float* slope, const CausalTiles& t) {
   if (make_weights_fast(dims, head, first_row, leaf, before, t)) return;
   const std::int64_t count = leaf.rows.size();
   const Range rows{first_row, first_row + count};
@@ -251,15 +252,17 @@ HWY_INLINE void make_weights(const Dims& dims, const QueryHead& head, std::int64
 }
 
 // Rows before a key that exceeds the reference still need the keys below it, so sums that rows are
-// to read are not scaled down by more than this.
+// to read are not scaled down by more than 2^-40: f32 has 2^-126 to give.
 constexpr float kLargestRaise = 40;
 
-// The values of a chunk's keys: where the caller has them, or in t.values.
+// The values of a chunk's keys, at least `width` channels: where the caller has them, or in
+// t.values.
 HWY_INLINE Operand chunk_values(const Dims& dims, const KeyHead& head, Range chunk,
-                                const CausalTiles& t) {
-  if (in_place(head.v)) return {floats_of(head.v, chunk.begin), leading_dim(head.v), head.v.width};
-  load_tile(
-      head.v, chunk.size(), [&](std::int64_t i) { return chunk.begin + i; }, t.values, dims.dvp);
+                                std::int64_t width, const CausalTiles& t) {
+  if (in_place(head.v) && head.v.width >= width) {
+    return {floats_of(head.v, chunk.begin), leading_dim(head.v), head.v.width};
+  }
+  load_tile(head.v, chunk.size(), chunk.begin, t.values, dims.dvp);
   return {t.values, dims.dvp, dims.dvp};
 }
 
@@ -272,32 +275,12 @@ HWY_INLINE bool weigh_chunk(const Dims& dims, const KeyHead& head, Range chunk,
                             Ahead& ahead) {
   const Sequence& seq = *head.sequence;
   if (!are_exponents(head.k, head.feature) || seq.mask != nullptr || chunk.end > seq.key_end ||
-      *sums.value_scale != 1 || !rows_within(values.data, values.ld, chunk.size(), values.width)) {
+      *sums.value_scale != 1 ||
+      !all_within(values.data, values.ld, chunk.size(), values.width, kLargeValue)) {
     return false;
   }
-  const Exponents u{head.k, log2_scale(head.beta)};
-  const std::int64_t width = head.k.width;
-  const auto nth = [&](std::int64_t i) { return chunk.begin + i; };
-  const bool empty = sums.m[0] == kLowest;
-  const auto weigh = [&]() HWY_ATTR {
-    weigh_keys(u, chunk.size(), nth, sums.m, t.relative, dims.dp, t.key_sum, ahead);
-  };
-  if (!empty) weigh();
-  if (empty || exceeds_reference(t.key_sum, width, chunk.size())) {
-    HWY_ALIGN float high[kMaxDim];
-    highest_exponents(u, chunk.size(), nth, high);
-    if (!all_within(high, width, kLargestReference)) return false;
-    if (empty) {
-      std::copy(high, high + width, sums.m);
-    } else {
-      for (std::int64_t l = 0; l < width; ++l) {
-        if (high[l] > sums.m[l] + kLargestRaise) return false;
-      }
-      raise_reference(high, width, dims, sums);
-    }
-    weigh();
-  }
-  return all_within(t.key_sum, width, kLargeValue);
+  return weigh_against_reference(dims, {head.k, log2_scale(head.beta)}, chunk.size(), chunk.begin,
+                                 kLargestRaise, sums, t.relative, t.key_sum, ahead);
 }
 
 // t.start_sums = all keys before the chunk, against the reference m of t.sums: the state before the
@@ -341,7 +324,7 @@ HWY_INLINE void add_weighed(const Dims& dims, std::int64_t width, std::int64_t c
 // bit.
 HWY_INLINE void add_chunk(const Dims& dims, const KeyHead& head, Range chunk, Range next,
                           const CausalTiles& t, const KeySums& sums) {
-  const Operand values = chunk_values(dims, head, chunk, t);
+  const Operand values = chunk_values(dims, head, chunk, dims.dv, t);
   Ahead ahead(stream_of(head.k, next), stream_of(head.v, next));
   if (weigh_chunk(dims, head, chunk, values, t, sums, ahead)) {
     return add_weighed(dims, head.k.width, chunk.size(), values, t, sums, ahead);
@@ -375,15 +358,6 @@ HWY_INLINE void sum_segment(const Dims& dims, const KeyHead& head, Range segment
 HWY_INLINE void clear(const State& state, const Dims& dims) {
   std::fill(state.c, state.c + dims.dp, kNegInf);
   std::fill(state.values, state.values + dims.state(), 0.0F);
-}
-
-// states[i] = the state before segment i, `last` the one after the last segment.
-HWY_INLINE void scan_segments(const Dims& dims, const KeySums* sums, const State* states,
-                              std::int64_t count, const State& last) {
-  clear(count > 0 ? states[0] : last, dims);
-  for (std::int64_t i = 0; i < count; ++i) {
-    join(dims, &states[i], sums[i], i + 1 < count ? states[i + 1] : last);
-  }
 }
 
 }  // namespace HWY_NAMESPACE

@@ -119,8 +119,10 @@ class CausalBackward : KernelRun<CausalBackwardLayout> {
   // beyond = later + 2^(c_begin - c_end) beyond; without c_end there was nothing beyond.
   void add_beyond(const float* c_begin, const float* c_end, const QuerySums& later,
                   const QuerySums& beyond) const {
+    HWY_ALIGN float factor[kMaxDim] = {};
+    if (c_end != nullptr) decay_factors(dims_, c_begin, c_end, factor);
     for (std::int64_t l = 0; l < dims_.dp; ++l) {
-      const float keep = c_end == nullptr ? 0.0F : exp2_difference(c_begin[l], c_end[l]);
+      const float keep = factor[l];
       float* const row = beyond.dvalues + l * dims_.dvp;
       if (keep == 0.0F) {
         beyond.t[l] = later.t[l];

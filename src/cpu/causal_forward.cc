@@ -139,7 +139,7 @@ class CausalForward : KernelRun<CausalForwardLayout> {
     for (std::int64_t i = 0; i < chunks.count(); ++i) {
       const Range chunk = chunks[i];
       const Range next = i + 1 < chunks.count() ? chunks[i + 1] : Range{};
-      const Operand values = chunk_values(dims_, keys, chunk, t);
+      const Operand values = chunk_values(dims_, keys, chunk, output_.width(), t);
       Ahead ahead(stream_of(keys.k, next), stream_of(keys.v, next));
       const bool weighed = weigh_chunk(dims_, keys, chunk, values, t, t.sums, ahead);
       if (!(weighed && prefix_fits && rows_fast(keys, chunk, next, values, prefix, worker))) {

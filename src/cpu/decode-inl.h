@@ -186,10 +186,9 @@ class DecodeHead {
   // Token `i` of the call, the next one of its sequence; and its rows where the call has rows.
   void add(std::int64_t i) {
     if (tokens_ % kRecentTokens == 0) fold(shape_, slot_);
-    const auto token = [&](std::int64_t) { return i; };
-    load_exponents(keys_.k, 1, token, keys_.feature, keys_.power, keys_.beta, t_.key, dims_.dp,
+    load_exponents(keys_.k, 1, i, keys_.feature, keys_.power, keys_.beta, t_.key, dims_.dp,
                    nullptr);
-    load_tile(keys_.v, 1, token, t_.value, dims_.dvp);
+    load_tile(keys_.v, 1, i, t_.value, dims_.dvp);
     add_mass(dims_, t_.key, slot_.recent, t_.share);
     store_in_block(i, tokens_++);
     const std::int64_t rows = call_.in.q.given() ? dims_.group : 0;
@@ -269,9 +268,8 @@ class DecodeHead {
   void store_in_block(std::int64_t i, std::int64_t position) {
     if (shape_.block == 0) return;
     const std::int64_t at = position % shape_.block;
-    const auto token = [&](std::int64_t) { return i; };
-    load_tile(keys_.k, 1, token, slot_.block_k + at * dims_.dp, dims_.dp);
-    load_tile(keys_.v, 1, token, slot_.block_v + at * dims_.dvp, dims_.dvp);
+    load_tile(keys_.k, 1, i, slot_.block_k + at * dims_.dp, dims_.dp);
+    load_tile(keys_.v, 1, i, slot_.block_v + at * dims_.dvp, dims_.dvp);
   }
 
   // Rows [begin, end) of group * count, those of a query head together: row r of head r / count is
@@ -310,10 +308,8 @@ class DecodeHead {
   // t.diag[dvp] = softmax(q k^T / sqrt(d)) v over the running block.
   void read_block(const QueryHead& head, std::int64_t row) {
     const std::int64_t keys = shape_.block_tokens(tokens_);
-    const Vec scale = hn::Set(kTag, kLog2E / std::sqrt(static_cast<float>(dims_.d)));
-    load_tile(
-        head.q, 1, [&](std::int64_t) { return row; }, t_.query, dims_.dp,
-        [scale](Vec x) HWY_ATTR { return hn::Mul(x, scale); });
+    const float scale = kLog2E / std::sqrt(static_cast<float>(dims_.d));
+    load_tile(head.q, 1, row, t_.query, dims_.dp, scale);
     RowVectors partial;
     for (std::int64_t begin = 0; begin < keys; begin += kMaxChunk) {
       const std::int64_t count = std::min(kMaxChunk, keys - begin);

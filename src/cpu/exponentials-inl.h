@@ -47,11 +47,13 @@ HWY_INLINE void for_column_groups(std::int64_t width, Body&& body) {
   }
 }
 
-// Cache lines of the next tile that are asked for beside each row (and group) of this one.
+// Cache lines of the next tile that are asked for beside each row (and group) of this one. With the
+// lines that products ask for (gemm-inl.h) a tile of 64 channels is there in time; docs/kernels.md
+// has what was measured.
 constexpr int kLinesPerRow = 3;
 
-template <DType kType, std::int64_t kVectors, class Token>
-HWY_INLINE void highest_in_group(const Exponents& u, std::int64_t count, Token&& token,
+template <DType kType, std::int64_t kVectors>
+HWY_INLINE void highest_in_group(const Exponents& u, std::int64_t count, Tokens token,
                                  std::int64_t c, float* HWY_RESTRICT high) {
   const Vec scale = hn::Set(kTag, u.scale);
   Vec top[kVectors];
@@ -70,9 +72,8 @@ HWY_INLINE void highest_in_group(const Exponents& u, std::int64_t count, Token&&
 }
 
 // high[l] = the largest exponent of channel l.
-template <class Token>
-HWY_INLINE void highest_exponents(const Exponents& u, std::int64_t count, Token&& token,
-                                  float* HWY_RESTRICT high) {
+HWY_NOINLINE inline void highest_exponents(const Exponents& u, std::int64_t count, Tokens token,
+                                           float* HWY_RESTRICT high) {
   with_type(u.rows.dtype, [&](auto type) HWY_ATTR {
     for_column_groups(u.rows.width, [&](auto vectors, std::int64_t c) HWY_ATTR {
       highest_in_group<type(), vectors()>(u, count, token, c, high);
@@ -80,8 +81,8 @@ HWY_INLINE void highest_exponents(const Exponents& u, std::int64_t count, Token&
   });
 }
 
-template <DType kType, std::int64_t kVectors, class Token>
-HWY_INLINE void weigh_key_group(const Exponents& u, std::int64_t count, Token&& token,
+template <DType kType, std::int64_t kVectors>
+HWY_INLINE void weigh_key_group(const Exponents& u, std::int64_t count, Tokens token,
                                 std::int64_t c, const float* HWY_RESTRICT m,
                                 float* HWY_RESTRICT weights, std::int64_t ld,
                                 float* HWY_RESTRICT sum, Ahead& shared_ahead) {
@@ -110,10 +111,9 @@ HWY_INLINE void weigh_key_group(const Exponents& u, std::int64_t count, Token&& 
 }
 
 // weights[i, l] = 2^(u_il - m_l), sum[l] their sum over the tile: inf where a weight overflowed.
-template <class Token>
-HWY_INLINE void weigh_keys(const Exponents& u, std::int64_t count, Token&& token,
-                           const float* HWY_RESTRICT m, float* HWY_RESTRICT weights,
-                           std::int64_t ld, float* HWY_RESTRICT sum, Ahead& ahead) {
+HWY_NOINLINE inline void weigh_keys(const Exponents& u, std::int64_t count, Tokens token,
+                                    const float* HWY_RESTRICT m, float* HWY_RESTRICT weights,
+                                    std::int64_t ld, float* HWY_RESTRICT sum, Ahead& ahead) {
   with_type(u.rows.dtype, [&](auto type) HWY_ATTR {
     for_column_groups(u.rows.width, [&](auto vectors, std::int64_t c) HWY_ATTR {
       weigh_key_group<type(), vectors()>(u, count, token, c, m, weights, ld, sum, ahead);
@@ -175,18 +175,18 @@ HWY_INLINE void weigh_all_rows(const Exponents& a, std::int64_t first, std::int6
 
 // weights[i, l] = 2^(a_il + c_l) for the rows from `first` on, sum[i] their sum over the channels
 // (room for padded(count)).
-HWY_INLINE void weigh_rows(const Exponents& a, std::int64_t first, std::int64_t count,
-                           const float* c, float* weights, std::int64_t ld, float* sum,
-                           Ahead& ahead) {
+HWY_NOINLINE inline void weigh_rows(const Exponents& a, std::int64_t first, std::int64_t count,
+                                    const float* c, float* weights, std::int64_t ld, float* sum,
+                                    Ahead& ahead) {
   RowVectors sums;
   weigh_all_rows<false>(a, first, count, c, nullptr, weights, ld, sums, sums, ahead);
   sums.sum(count, sum);
 }
 
 // The same with row_mass[i] = the weights' product with the masses of the channels.
-HWY_INLINE void weigh_rows(const Exponents& a, std::int64_t first, std::int64_t count,
-                           const float* c, const float* mass, float* weights, std::int64_t ld,
-                           float* sum, float* row_mass, Ahead& ahead) {
+HWY_NOINLINE inline void weigh_rows(const Exponents& a, std::int64_t first, std::int64_t count,
+                                    const float* c, const float* mass, float* weights,
+                                    std::int64_t ld, float* sum, float* row_mass, Ahead& ahead) {
   RowVectors sums, masses;
   weigh_all_rows<true>(a, first, count, c, mass, weights, ld, sums, masses, ahead);
   sums.sum(count, sum);

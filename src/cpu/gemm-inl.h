@@ -18,7 +18,8 @@ namespace HWY_NAMESPACE {
 // 32 vector registers: 6 x 4 accumulators, 4 of b, 1 of a. 16 registers: 6 x 2, 2 and 1.
 constexpr std::int64_t kTileRows = 6;
 constexpr std::int64_t kTileVectors = HWY_TARGET == HWY_AVX3 ? 4 : 2;
-// A line of the next tile is asked for in every so many steps of a product.
+// A line of the next tile is asked for in every so many steps of a product: faster, and more lines
+// wait for memory than the first-level cache can keep track of (docs/kernels.md).
 constexpr std::int64_t kStepsPerLine = 2;
 
 // The left operand: a(m, k) = data[m * row + k * column], so that a transpose costs nothing.
@@ -216,17 +217,21 @@ HWY_INLINE float largest_magnitude(const float* tile, std::int64_t count) {
   return reduce_max(largest);
 }
 
-// Whether all magnitudes are at most `limit`; those of NaN are not. `count` is a multiple of
-// kLanes.
-HWY_INLINE bool all_within(const float* tile, std::int64_t count, float limit) {
+// Whether all magnitudes of rows [rows, width] are at most `limit`; those of NaN are not. Minimum
+// and maximum would not do: they pass over NaN. `width` is a multiple of kLanes.
+HWY_INLINE bool all_within(const float* data, std::int64_t ld, std::int64_t rows,
+                           std::int64_t width, float limit) {
   const Vec most = hn::Set(kTag, limit);
-  Vec excess = hn::Zero(kTag);  // all ones in a lane that had a larger magnitude or NaN
-  for (std::int64_t i = 0; i < count; i += kLanes) {
-    const auto inside = hn::Le(hn::Abs(hn::Load(kTag, tile + i)), most);
-    excess = hn::Or(excess, hn::VecFromMask(kTag, hn::Not(inside)));
+  auto inside = hn::FirstN(kTag, static_cast<std::size_t>(kLanes));
+  for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t c = 0; c < width; c += kLanes) {
+      inside = hn::And(inside, hn::Le(hn::Abs(hn::LoadU(kTag, data + i * ld + c)), most));
+    }
   }
-  const hn::RebindToUnsigned<Tag> du;
-  return hn::AllTrue(du, hn::Eq(hn::BitCast(du, excess), hn::Zero(du)));
+  return hn::AllTrue(kTag, inside);
+}
+HWY_INLINE bool all_within(const float* data, std::int64_t count, float limit) {
+  return all_within(data, count, 1, count, limit);
 }
 
 // Whether a tile holds neither infinity nor NaN; `count` is a multiple of kPad.
@@ -241,8 +246,9 @@ HWY_INLINE bool all_finite(const float* tile, std::int64_t count) {
 
 // dst[c, r] = src[r, c] for 4 rows at a time: up to 3 rows more than `rows` are read and written
 // (both tiles have room for them); `columns` is a multiple of kPad. `src` needs no alignment.
-HWY_INLINE void transpose(const float* HWY_RESTRICT src, std::int64_t lds, std::int64_t rows,
-                          std::int64_t columns, float* HWY_RESTRICT dst, std::int64_t ldd) {
+HWY_NOINLINE inline void transpose(const float* HWY_RESTRICT src, std::int64_t lds,
+                                   std::int64_t rows, std::int64_t columns, float* HWY_RESTRICT dst,
+                                   std::int64_t ldd) {
 #if HWY_TARGET == HWY_SCALAR
   for (std::int64_t r = 0; r < rows; ++r) {
     for (std::int64_t c = 0; c < columns; ++c) dst[c * ldd + r] = src[r * lds + c];

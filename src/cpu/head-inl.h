@@ -62,9 +62,8 @@ struct KeyHead {
   HWY_INLINE std::int64_t load(const Dims& dims, Range keys, std::int64_t* token, float* u,
                                float* values, float* slope) const {
     const std::int64_t count = select(keys, token);
-    const auto nth = [token](std::int64_t i) { return token[i]; };
-    load_exponents(k, count, nth, feature, power, beta, u, dims.dp, slope);
-    load_tile(v, count, nth, values, dims.dvp);
+    load_exponents(k, count, token, feature, power, beta, u, dims.dp, slope);
+    load_tile(v, count, token, values, dims.dvp);
     return count;
   }
 
@@ -75,8 +74,7 @@ struct KeyHead {
     if (in_place(v) && count == keys.size()) {
       return {floats_of(v, keys.begin), leading_dim(v), v.width};
     }
-    load_tile(
-        v, count, [token](std::int64_t i) { return token[i]; }, tile, dims.dvp);
+    load_tile(v, count, token, tile, dims.dvp);
     return {tile, dims.dvp, dims.dvp};
   }
 };
@@ -102,9 +100,7 @@ struct QueryHead {
   float alpha = 1;
 
   HWY_INLINE void load(const Dims& dims, Range rows, float* a, float* slope) const {
-    load_exponents(
-        q, rows.size(), [&](std::int64_t i) { return rows.begin + i; }, feature, power, alpha, a,
-        dims.dp, slope);
+    load_exponents(q, rows.size(), rows.begin, feature, power, alpha, a, dims.dp, slope);
   }
 
   // The weight of a part for a row of this head, 1 where the channels carry it.
@@ -199,8 +195,7 @@ HWY_INLINE void load_state(const AttentionSaved& saved, const KeyHead& head, con
       rows_of(static_cast<ConstView>(saved.channel_values), head.index, head.head_k, 0);
   const auto* const lse = reinterpret_cast<const float*>(c.row(0));
   for (std::int64_t l = 0; l < dims.dp; ++l) state.c[l] = l < dims.d ? lse[l] * kLog2E : kNegInf;
-  load_tile(
-      values, dims.d, [](std::int64_t i) { return i; }, state.values, dims.dvp);
+  load_tile(values, dims.d, std::int64_t{0}, state.values, dims.dvp);
   std::fill(state.values + dims.d * dims.dvp, state.values + dims.state(), 0.0F);
 }
 
@@ -222,29 +217,23 @@ HWY_INLINE bool sum_keys_fast(const Dims& dims, const KeyHead& head, Range keys,
   reset(sums, dims);
   const Exponents u{head.k, log2_scale(head.beta)};
   const std::int64_t width = head.k.width;
-  const auto nth = [token](std::int64_t i) { return token[i]; };
-  HWY_ALIGN float tile_sum[kMaxDim], high[kMaxDim];
-  bool empty = true;
+  HWY_ALIGN float tile_sum[kMaxDim];
   const Grid chunks(keys, keys.begin, dims.chunk);
   for (std::int64_t i = 0; i < chunks.count(); ++i) {
     const std::int64_t count = head.select(chunks[i], token);
     if (count == 0) continue;
-    if (empty) highest_exponents(u, count, nth, sums.m);
-    empty = false;
     const Range next = i + 1 < chunks.count() ? chunks[i + 1] : Range{};
     Ahead ahead(stream_of(head.k, next), stream_of(head.v, next));
-    weigh_keys(u, count, nth, sums.m, weights, dims.dp, tile_sum, ahead);
-    if (exceeds_reference(tile_sum, width, count)) {
-      highest_exponents(u, count, nth, high);
-      raise_reference(high, width, dims, sums);
-      weigh_keys(u, count, nth, sums.m, weights, dims.dp, tile_sum, ahead);
+    if (!weigh_against_reference(dims, u, count, token, kUnlimitedRaise, sums, weights, tile_sum,
+                                 ahead)) {
+      return false;
     }
     add_scaled(sums.s, tile_sum, width, 1.0F, true);
     const Operand v = head.values(dims, chunks[i], count, token, values);
     gemm(dims.d, v.width, count, by_columns(weights, dims.dp), v.data, v.ld,
          {sums.a, dims.dvp, true}, &ahead);
   }
-  return empty || sums_are_safe(dims, width, sums);
+  return sums.s[0] == 0 || sums_are_safe(dims, width, sums);
 }
 
 // The sums over a range of keys, from nothing.

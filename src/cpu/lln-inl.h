@@ -15,8 +15,8 @@ HWY_BEFORE_NAMESPACE();
 namespace lln::cpu {
 namespace HWY_NAMESPACE {
 
-// A sum keeps its reference exponent until a key exceeds it by this much: weights stay below 2^8,
-// and the [d, dv] sums are hardly ever rescaled.
+// A sum keeps its reference exponent until a key, or in the fast way the mean of a tile, exceeds it
+// by this much: the [d, dv] sums are hardly ever rescaled.
 constexpr float kReferenceSlack = 8;
 
 HWY_INLINE void reset(const KeySums& sums, const Dims& dims) {
@@ -87,6 +87,35 @@ HWY_INLINE void raise_reference(const float* HWY_RESTRICT high, std::int64_t wid
 // References of up to this magnitude are far from the limits of f32.
 constexpr float kLargestReference = 0x1p100F;
 
+constexpr float kUnlimitedRaise = std::numeric_limits<float>::infinity();
+
+// weights[i, l] = 2^(u_il - m_l) for a tile of keys against the reference of `sums`, which is set
+// where the sums are empty and raised where the tile exceeds it; tile_sum[l] their sums. False, and
+// the sums are as they were, where a reference would be near the limits of f32 or rise by more than
+// `largest_raise`, or a weight is no number.
+HWY_INLINE bool weigh_against_reference(const Dims& dims, const Exponents& u, std::int64_t count,
+                                        Tokens token, float largest_raise, const KeySums& sums,
+                                        float* weights, float* tile_sum, Ahead& ahead) {
+  const std::int64_t width = u.rows.width;
+  const bool empty = sums.s[0] == 0;
+  if (!empty) weigh_keys(u, count, token, sums.m, weights, dims.dp, tile_sum, ahead);
+  if (empty || exceeds_reference(tile_sum, width, count)) {
+    HWY_ALIGN float high[kMaxDim];
+    highest_exponents(u, count, token, high);
+    if (!all_within(high, width, kLargestReference)) return false;
+    if (empty) {
+      std::copy(high, high + width, sums.m);
+    } else {
+      for (std::int64_t l = 0; l < width; ++l) {
+        if (high[l] > sums.m[l] + largest_raise) return false;
+      }
+      raise_reference(high, width, dims, sums);
+    }
+    weigh_keys(u, count, token, sums.m, weights, dims.dp, tile_sum, ahead);
+  }
+  return all_within(tile_sum, width, kLargeValue);
+}
+
 // Whether optimistic sums can be trusted: references far from the limits of f32, and nothing that
 // overflowed or came near it.
 HWY_INLINE bool sums_are_safe(const Dims& dims, std::int64_t width, const KeySums& sums) {
@@ -95,8 +124,9 @@ HWY_INLINE bool sums_are_safe(const Dims& dims, std::int64_t width, const KeySum
 }
 
 // Adds `count` keys with exponents u[count, dp] and values v[count, dvp]. u becomes 2^(u - m).
-HWY_INLINE void add_keys(const Dims& dims, float* HWY_RESTRICT u, const float* HWY_RESTRICT v,
-                         std::int64_t count, const KeySums& sums) {
+HWY_NOINLINE inline void add_keys(const Dims& dims, float* HWY_RESTRICT u,
+                                  const float* HWY_RESTRICT v, std::int64_t count,
+                                  const KeySums& sums) {
   if (count == 0) return;
   raise_reference(dims, u, count, sums);
   for (std::int64_t c = 0; c < dims.dp; c += kLanes) {
@@ -128,10 +158,6 @@ HWY_INLINE void add_scaled(float* out, const float* in, std::int64_t width, floa
   }
 }
 
-HWY_INLINE float log2_mass(const KeySums& sums, std::int64_t l) {
-  return sums.s[l] == 0 ? kNegInf : sums.m[l] + std::log2(sums.s[l]);
-}
-
 // keep[l] = 2^(from - to) for c of two states, 0 where the first has no key.
 HWY_INLINE void decay_factors(const Dims& dims, const float* from, const float* to, float* keep) {
   for (std::int64_t l = 0; l < dims.dp; l += kLanes) {
@@ -143,29 +169,48 @@ HWY_INLINE void decay_factors(const Dims& dims, const float* from, const float* 
 
 // The state of `before` and the keys in `sums` together; `before` and `out` may be the same.
 // A null `before` is the empty set.
-HWY_INLINE void join(const Dims& dims, const State* before, const KeySums& sums, const State& out) {
+HWY_NOINLINE inline void join(const Dims& dims, const State* before, const KeySums& sums,
+                              const State& out) {
+  HWY_ALIGN float keep[kMaxDim], add[kMaxDim], high[kMaxDim], mass[kMaxDim];
+  for (std::int64_t l = 0; l < dims.dp; l += kLanes) {
+    const Vec none = hn::Set(kTag, kNegInf);
+    const auto real =
+        hn::FirstN(kTag, static_cast<std::size_t>(std::clamp<std::int64_t>(dims.d - l, 0, kLanes)));
+    const Vec s = hn::IfThenElseZero(real, hn::Load(kTag, sums.s + l));
+    const Vec m = hn::IfThenElse(hn::Eq(s, hn::Zero(kTag)), none, hn::Load(kTag, sums.m + l));
+    const Vec c = before == nullptr ? none : hn::Load(kTag, before->c + l);
+    // Masses against the larger reference. Divided by their own sum, not by 2^c: c is rounded, and
+    // where it is large, that would not make averages.
+    const Vec top = hn::IfThenElse(hn::Gt(m, c), m, c);  // c where it is NaN
+    const auto empty = hn::Eq(top, none);
+    const Vec old_mass = hn::IfThenZeroElse(empty, exp2(hn::Sub(c, top)));
+    const Vec weight = hn::IfThenZeroElse(empty, exp2(hn::Sub(m, top)));
+    const Vec total = hn::MulAdd(weight, s, old_mass);
+    const Vec inverse = hn::IfThenZeroElse(empty, hn::Div(hn::Set(kTag, 1.0F), total));
+    hn::Store(hn::Mul(old_mass, inverse), kTag, keep + l);
+    hn::Store(hn::Mul(weight, inverse), kTag, add + l);
+    hn::Store(top, kTag, high + l);
+    hn::Store(total, kTag, mass + l);
+  }
+  const float unscale = 1 / *sums.value_scale;
   for (std::int64_t l = 0; l < dims.dp; ++l) {
-    const float own = l < dims.d ? log2_mass(sums, l) : kNegInf;
-    const float old = before == nullptr ? kNegInf : before->c[l];
-    const float c = log2_add(old, own);
-    float* const row = out.values + l * dims.dvp;
-    const float keep = exp2_difference(old, c);
-    if (before == nullptr) {
-      std::fill(row, row + dims.dvp, 0.0F);
-    } else {
-      add_scaled(row, before->values + l * dims.dvp, dims.dvp, keep, false);
+    out.c[l] = high[l] == kNegInf ? kNegInf : high[l] + std::log2(mass[l]);
+    const Vec old_share = hn::Set(kTag, keep[l]);
+    const Vec share = hn::Set(kTag, add[l] * unscale);
+    for (std::int64_t e = l * dims.dvp; e < (l + 1) * dims.dvp; e += kLanes) {
+      Vec x = hn::Zero(kTag);
+      if (l < dims.d) x = hn::Mul(share, hn::Load(kTag, sums.a + e));
+      if (before != nullptr) x = hn::MulAdd(old_share, hn::Load(kTag, before->values + e), x);
+      hn::Store(x, kTag, out.values + e);
     }
-    const float add = own == kNegInf ? 0.0F : std::exp2(sums.m[l] - c) / *sums.value_scale;
-    if (l < dims.d) add_scaled(row, sums.a + l * dims.dvp, dims.dvp, add, true);
-    out.c[l] = c;
   }
 }
 
 // w = 2^(a + c - high) for the rows of a tile, with high[row] the row's maximum and sum[row] the
 // sum of its weights (both with room for padded(count)); w may be a.
-HWY_INLINE void channel_weights(std::int64_t count, const Dims& dims, const float* a,
-                                const float* HWY_RESTRICT c, float* w, float* HWY_RESTRICT high,
-                                float* HWY_RESTRICT sum) {
+HWY_NOINLINE inline void channel_weights(std::int64_t count, const Dims& dims, const float* a,
+                                         const float* HWY_RESTRICT c, float* w,
+                                         float* HWY_RESTRICT high, float* HWY_RESTRICT sum) {
   RowVectors partial;
   const std::int64_t dp = dims.dp;
   for (std::int64_t i = 0; i < count; ++i) {

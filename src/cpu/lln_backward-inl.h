@@ -18,9 +18,10 @@ namespace HWY_NAMESPACE {
 
 // w becomes the probabilities factor[row] * w; dot[row] = their product with dw. Room for
 // padded(count) in `dot`.
-HWY_INLINE void normalise_and_dot(std::int64_t count, const Dims& dims, float* HWY_RESTRICT w,
-                                  const float* HWY_RESTRICT dw, const float* HWY_RESTRICT factor,
-                                  float* HWY_RESTRICT dot) {
+HWY_NOINLINE inline void normalise_and_dot(std::int64_t count, const Dims& dims,
+                                           float* HWY_RESTRICT w, const float* HWY_RESTRICT dw,
+                                           const float* HWY_RESTRICT factor,
+                                           float* HWY_RESTRICT dot) {
   const std::int64_t width = whole_vectors(dims.d);
   RowVectors partial;
   for (std::int64_t i = 0; i < count; ++i) {
@@ -93,9 +94,9 @@ HWY_INLINE void row_gradient_group(std::int64_t count, std::int64_t dp, std::int
 // Rows: x = weight w (dw - delta), with delta and (where given) a weight for each row; t += the sum
 // over rows of weight w delta, and w is left multiplied with the weight. Returns the sum that
 // gradient.raw asks for.
-HWY_INLINE float row_gradient(std::int64_t count, std::int64_t dp, float* w, const float* dw,
-                              const float* delta, const float* weight,
-                              const ExponentGradient& gradient, float* t) {
+HWY_NOINLINE inline float row_gradient(std::int64_t count, std::int64_t dp, float* w,
+                                       const float* dw, const float* delta, const float* weight,
+                                       const ExponentGradient& gradient, float* t) {
   Vec raw_sum = hn::Zero(kTag);
   for_column_groups(gradient.width, [&](auto vectors, std::int64_t c) HWY_ATTR {
     row_gradient_group<vectors()>(count, dp, c, w, dw, delta, weight, gradient, t, raw_sum);
@@ -124,8 +125,9 @@ HWY_INLINE void key_gradient_group(std::int64_t count, std::int64_t dp, std::int
 }
 
 // Keys: x = w (dw - t). Returns the sum that gradient.raw asks for.
-HWY_INLINE float key_gradient(std::int64_t count, std::int64_t dp, const float* w, const float* dw,
-                              const float* t, const ExponentGradient& gradient) {
+HWY_NOINLINE inline float key_gradient(std::int64_t count, std::int64_t dp, const float* w,
+                                       const float* dw, const float* t,
+                                       const ExponentGradient& gradient) {
   Vec raw_sum = hn::Zero(kTag);
   for_column_groups(gradient.width, [&](auto vectors, std::int64_t c) HWY_ATTR {
     key_gradient_group<vectors()>(count, dp, c, w, dw, t, gradient, raw_sum);

@@ -55,9 +55,7 @@ class OutputRows {
               const ForwardTiles& tiles) const {
     if (p_.kind != Kind::lln) add_diag(keys, head, range, target, tiles);
     if (direct_) return;
-    store_tile(
-        rows(head), range.size(), [&](std::int64_t i) { return range.begin + i; }, tiles.rows,
-        dims_.dvp, [](std::int64_t) { return 1.0F; });
+    store_tile(rows(head), range.size(), range.begin, tiles.rows, dims_.dvp);
   }
 
  private:

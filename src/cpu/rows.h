@@ -25,6 +25,15 @@ struct Rows {
   std::byte* row(std::int64_t i) const { return base + i * stride; }
 };
 
+// The tokens of the rows of a tile: consecutive ones from `first` on, or those of a list.
+struct Tokens {
+  Tokens(std::int64_t from) : first(from) {}
+  Tokens(const std::int64_t* of) : list(of) {}
+  std::int64_t operator()(std::int64_t i) const { return list == nullptr ? first + i : list[i]; }
+  std::int64_t first = 0;
+  const std::int64_t* list = nullptr;
+};
+
 // Rows of `view` from token `begin` on.
 inline ConstRows rows_of(const ConstView& view, std::int64_t batch, std::int64_t head,
                          std::int64_t begin) {

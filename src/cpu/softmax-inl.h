@@ -56,19 +56,15 @@ HWY_INLINE std::int64_t load_keys(const ScoreHead& head, Range keys, bool values
     if (head.sequence->valid(j)) t.key[count++] = j;
   }
   const std::int64_t ld = padded(count);
-  const auto token = [&](std::int64_t i) { return t.key[i]; };
-  load_tile(head.k, count, token, t.k, dims.dp);
-  load_tile(head.v, count, token, t.v, dims.dvp);
+  load_tile(head.k, count, t.key, t.k, dims.dp);
+  load_tile(head.v, count, t.key, t.v, dims.dvp);
   transpose(t.k, dims.dp, count, dims.dp, t.kt, ld);
   if (values_transposed) transpose(t.v, dims.dvp, count, dims.dvp, t.vt, ld);
   return count;
 }
 
 HWY_INLINE void load_queries(const ScoreHead& head, Range rows) {
-  const Vec scale = hn::Set(kTag, head.scale() * kLog2E);
-  load_tile(
-      head.q, rows.size(), [&](std::int64_t i) { return rows.begin + i; }, head.tiles->q,
-      head.dims->dp, [scale](Vec x) HWY_ATTR { return hn::Mul(x, scale); });
+  load_tile(head.q, rows.size(), rows.begin, head.tiles->q, head.dims->dp, head.scale() * kLog2E);
 }
 
 // Columns of the tile that a row sees: all, or with a causal mask those up to the row itself.
@@ -123,22 +119,6 @@ HWY_INLINE void multiply_visible(const ScoreHead& head, Range rows, std::int64_t
   }
 }
 
-// Whether all of rows [rows, width] are of magnitudes up to kLargeValue, and none is NaN.
-HWY_INLINE bool rows_within(const float* data, std::int64_t ld, std::int64_t rows,
-                            std::int64_t width) {
-  const Vec most = hn::Set(kTag, kLargeValue);
-  Vec largest = hn::Zero(kTag);
-  Vec nan_sum = hn::Zero(kTag);  // Max passes over NaN, a sum does not
-  for (std::int64_t i = 0; i < rows; ++i) {
-    for (std::int64_t c = 0; c < width; c += kLanes) {
-      const Vec x = hn::Abs(hn::LoadU(kTag, data + i * ld + c));
-      largest = hn::Max(largest, x);
-      nan_sum = hn::Add(nan_sum, hn::Min(x, most));
-    }
-  }
-  return hn::AllTrue(kTag, hn::Le(largest, most)) && hn::AllTrue(kTag, hn::Eq(nan_sum, nan_sum));
-}
-
 // scores[rows, keys] become 2^score where a row sees the key and 0 elsewhere; sum[row] their sums.
 HWY_INLINE void exponentiate_rows(const ScoreHead& head, Range rows, std::int64_t n,
                                   float* HWY_RESTRICT sum) {
@@ -176,8 +156,7 @@ HWY_INLINE void load_transposed_keys(const ScoreHead& head, Range keys) {
   if (in_place(head.k) && head.k.width == dp && n % 4 == 0) {
     return transpose(floats_of(head.k, keys.begin), leading_dim(head.k), n, dp, t.kt, padded(n));
   }
-  load_tile(
-      head.k, n, [&](std::int64_t i) { return keys.begin + i; }, t.k, dp);
+  load_tile(head.k, n, keys.begin, t.k, dp);
   transpose(t.k, dp, n, dp, t.kt, padded(n));
 }
 
@@ -206,16 +185,15 @@ HWY_INLINE bool softmax_rows_fast(const ScoreHead& head, Range rows, Range keys,
   if (head.causal) keys.end = std::min(keys.end, rows.end);
   const std::int64_t n = keys.size();
   if (head.sequence->mask != nullptr || n <= 0 || n > dims.chunk) return false;
-  const auto nth = [&](std::int64_t i) { return keys.begin + i; };
-  const bool values_in_place = in_place(head.v);
-  if (!values_in_place) load_tile(head.v, n, nth, t.v, dims.dvp);
+  const bool values_in_place = in_place(head.v) && head.v.width >= width;
+  if (!values_in_place) load_tile(head.v, n, keys.begin, t.v, dims.dvp);
   const float* const v = values_in_place ? floats_of(head.v, keys.begin) : t.v;
   const std::int64_t ldv = values_in_place ? leading_dim(head.v) : dims.dvp;
-  const bool ordinary_values = rows_within(v, ldv, n, width);
+  const bool ordinary_values = all_within(v, ldv, n, width, kLargeValue);
   if (!head.causal && !ordinary_values) return false;
   const std::int64_t count = rows.size();
   const std::int64_t ld = padded(n);
-  for (std::int64_t i = 0; i < n; ++i) t.key[i] = nth(i);
+  for (std::int64_t i = 0; i < n; ++i) t.key[i] = keys.begin + i;
   load_queries(head, rows);
   load_transposed_keys(head, keys);
   gemm(count, ld, dims.d, by_rows(t.q, dims.dp), t.kt, ld, {t.scores, ld});
@@ -245,8 +223,8 @@ HWY_INLINE bool softmax_rows_fast(const ScoreHead& head, Range rows, Range keys,
 }
 
 // out[rows, dvp] = softmax(q k^T / sqrt(d)) v over `keys`; zero rows where there is no key.
-HWY_INLINE void softmax_rows_carefully(const ScoreHead& head, Range rows, Range keys,
-                                       float* HWY_RESTRICT out) {
+HWY_NOINLINE inline void softmax_rows_carefully(const ScoreHead& head, Range rows, Range keys,
+                                                float* HWY_RESTRICT out) {
   const ScoreTiles& t = *head.tiles;
   const Dims& dims = *head.dims;
   const std::int64_t count = rows.size();

@@ -180,8 +180,12 @@ HWY_INLINE bool score_gradients_fast(const ScoreHead& head, Range rows, std::int
   }
   sums.sum(count, t.row_sum);
   dots.sum(count, t.row_delta);
+  for (std::int64_t i = 0; i < count; ++i) {  // as large as the gradients of values times weights
+    if (!(std::abs(t.row_delta[i]) <= kLargeValue)) return false;
+  }
   if (!row_sums_are_safe(t.row_sum, count)) return false;
   for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t limit = visible(head, rows.begin + i, n);
     const float inverse = 1 / t.row_sum[i];
     t.row_delta[i] *= inverse;
     const Vec factor = hn::Set(kTag, inverse * weight(rows.begin + i));
@@ -189,8 +193,13 @@ HWY_INLINE bool score_gradients_fast(const ScoreHead& head, Range rows, std::int
     for (std::int64_t c = 0; c < ld; c += kLanes) {
       const Vec p = hn::Mul(factor, hn::Load(kTag, t.scores + i * ld + c));
       hn::Store(p, kTag, t.scores + i * ld + c);
-      const Vec dp = hn::Sub(hn::Load(kTag, t.dscores + i * ld + c), delta);
-      hn::Store(hn::Mul(p, dp), kTag, t.dscores + i * ld + c);
+      Vec dp = hn::Mul(p, hn::Sub(hn::Load(kTag, t.dscores + i * ld + c), delta));
+      if (c + kLanes > limit) {  // 0 where the row sees no key, also if delta is no number
+        dp = hn::IfThenElseZero(hn::FirstN(kTag, static_cast<std::size_t>(std::clamp<std::int64_t>(
+                                                     limit - c, 0, kLanes))),
+                                dp);
+      }
+      hn::Store(dp, kTag, t.dscores + i * ld + c);
     }
   }
   return true;

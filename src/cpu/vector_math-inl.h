@@ -42,6 +42,23 @@ constexpr float kLn2 = 0.693147181F;
 constexpr float kLowest = std::numeric_limits<float>::lowest();
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 
+// x, but not above or below a limit; NaN stays. Vector instructions return their second operand for
+// NaN, Highway's scalar target the other one.
+HWY_INLINE Vec at_most(Vec limit, Vec x) {
+#if HWY_TARGET == HWY_SCALAR
+  return hn::IfThenElse(hn::Gt(x, limit), limit, x);
+#else
+  return hn::Min(limit, x);
+#endif
+}
+HWY_INLINE Vec at_least(Vec limit, Vec x) {
+#if HWY_TARGET == HWY_SCALAR
+  return hn::IfThenElse(hn::Lt(x, limit), limit, x);
+#else
+  return hn::Max(limit, x);
+#endif
+}
+
 // 2^x, to 2e-7 relative and exact at 0; 0 below -125 (never subnormal), +inf from 128 on, NaN for
 // NaN. Minimax polynomials of degree 5 for 2^r with constant 1, relative error 8e-8 before
 // rounding.
@@ -61,7 +78,7 @@ HWY_INLINE Vec exp2(Vec x) {
   const hn::RebindToSigned<Tag> di;
   // Adding 1.5 * 2^23 leaves round(x) in the low bits of the sum.
   const Vec magic = hn::Set(kTag, 12582912.0F);
-  const Vec below = hn::Min(hn::Set(kTag, 128.0F), x);
+  const Vec below = at_most(hn::Set(kTag, 128.0F), x);
   const Vec shifted = hn::Add(below, magic);
   const Vec r = hn::Sub(below, hn::Sub(shifted, magic));
   Vec p = hn::Set(kTag, 1.5345812e-4F);
@@ -77,27 +94,16 @@ HWY_INLINE Vec exp2(Vec x) {
 #endif
 }
 
-// 2^(a - b), where a = -inf means "nothing" whatever b is.
-HWY_INLINE float exp2_difference(float a, float b) {
-  return a == kNegInf ? 0.0F : std::exp2(a - b);
-}
-
-// log2(2^a + 2^b); -inf is the empty sum.
-HWY_INLINE float log2_add(float a, float b) {
-  if (std::isnan(a) || std::isnan(b)) return a + b;
-  const float high = a > b ? a : b;
-  if (high == kNegInf) return kNegInf;
-  const float low = a > b ? b : a;
-  return high + std::log2(1.0F + std::exp2(low - high));
-}
-
 HWY_INLINE float reduce_sum(Vec v) { return hn::GetLane(hn::SumOfLanes(kTag, v)); }
 HWY_INLINE float reduce_max(Vec v) { return hn::GetLane(hn::MaxOfLanes(kTag, v)); }
 
-// Kept within +-kExponentLimit; NaN stays (the second operand is returned for it).
+// Not Ne(x, x): Highway compares with an ordered predicate on some targets.
+HWY_INLINE hn::Mask<Tag> is_nan(Vec x) { return hn::Not(hn::Eq(x, x)); }
+
+// Kept within +-kExponentLimit; NaN stays.
 HWY_INLINE Vec clamp_exponent(Vec x) {
   const Vec limit = hn::Set(kTag, static_cast<float>(kExponentLimit));
-  return hn::Min(limit, hn::Max(hn::Neg(limit), x));
+  return at_most(limit, at_least(hn::Neg(limit), x));
 }
 
 template <DType kType>
@@ -141,8 +147,8 @@ HWY_INLINE void store_lanes(Vec v, std::byte* p) {
     const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
     const auto rounded = hn::Add(hn::Add(bits, hn::Set(du, 0x7FFF)), odd);
     const auto nan = hn::Or(bits, hn::Set(du, 0x400000));
-    const auto is_nan = hn::RebindMask(du, hn::Ne(v, v));
-    const auto high = hn::ShiftRight<16>(hn::IfThenElse(is_nan, nan, rounded));
+    const auto not_a_number = hn::RebindMask(du, is_nan(v));
+    const auto high = hn::ShiftRight<16>(hn::IfThenElse(not_a_number, nan, rounded));
     hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di, high)), d16, reinterpret_cast<std::uint16_t*>(p));
   }
 }
@@ -151,7 +157,7 @@ HWY_INLINE void store_lanes(Vec v, std::byte* p) {
 // with zeros and never read past the row.
 template <DType kType, class Body>
 HWY_INLINE void for_each_vector(const std::byte* row, std::int64_t width, Body&& body) {
-  constexpr std::int64_t kSize = kType == DType::f32 ? 4 : 2;
+  constexpr std::int64_t kSize = bytes_of<kType>();
   std::int64_t c = 0;
   for (; c + kLanes <= width; c += kLanes) body(load_lanes<kType>(row + c * kSize), c);
   if (c < width) {
@@ -173,16 +179,16 @@ HWY_INLINE void with_type(DType dtype, F&& f) {
   }
 }
 
-// Row i of the tile is map(row token(i) of `rows`); padding channels are zero.
-template <class Token, class Map>
-HWY_INLINE void load_tile(const ConstRows& rows, std::int64_t count, Token&& token,
-                          float* HWY_RESTRICT tile, std::int64_t ld, Map&& map) {
+// Row i of the tile is scale * row token(i) of `rows`; padding channels are zero.
+HWY_NOINLINE inline void load_tile(const ConstRows& rows, std::int64_t count, Tokens token,
+                                   float* HWY_RESTRICT tile, std::int64_t ld, float scale = 1) {
+  const Vec factor = hn::Set(kTag, scale);
   with_type(rows.dtype, [&](auto type) HWY_ATTR {
     for (std::int64_t i = 0; i < count; ++i) {
       float* const out = tile + i * ld;
       std::int64_t done = 0;
       for_each_vector<type()>(rows.row(token(i)), rows.width, [&](Vec x, std::int64_t c) HWY_ATTR {
-        hn::Store(map(x), kTag, out + c);
+        hn::Store(hn::Mul(x, factor), kTag, out + c);
         done = c + kLanes;
       });
       for (; done < ld; done += kLanes) hn::Store(hn::Zero(kTag), kTag, out + done);
@@ -190,29 +196,21 @@ HWY_INLINE void load_tile(const ConstRows& rows, std::int64_t count, Token&& tok
   });
 }
 
-template <class Token>
-HWY_INLINE void load_tile(const ConstRows& rows, std::int64_t count, Token&& token,
-                          float* HWY_RESTRICT tile, std::int64_t ld) {
-  load_tile(rows, count, token, tile, ld, [](Vec x) HWY_ATTR { return x; });
-}
-
-// Row token(i) of `rows` = factor(i) * row i of the tile.
-template <class Token, class Factor>
-HWY_INLINE void store_tile(const Rows& rows, std::int64_t count, Token&& token,
-                           const float* HWY_RESTRICT tile, std::int64_t ld, Factor&& factor) {
+// Row token(i) of `rows` = row i of the tile.
+HWY_NOINLINE inline void store_tile(const Rows& rows, std::int64_t count, Tokens token,
+                                    const float* HWY_RESTRICT tile, std::int64_t ld) {
   with_type(rows.dtype, [&](auto type) HWY_ATTR {
-    constexpr std::int64_t kSize = type() == DType::f32 ? 4 : 2;
+    constexpr std::int64_t kSize = bytes_of<type()>();
     for (std::int64_t i = 0; i < count; ++i) {
       const float* const values = tile + i * ld;
-      const Vec f = hn::Set(kTag, factor(i));
       std::byte* const out = rows.row(token(i));
       std::int64_t c = 0;
       for (; c + kLanes <= rows.width; c += kLanes) {
-        store_lanes<type()>(hn::Mul(f, hn::Load(kTag, values + c)), out + c * kSize);
+        store_lanes<type()>(hn::Load(kTag, values + c), out + c * kSize);
       }
       if (c < rows.width) {
         alignas(64) std::byte tail[kLanes * kSize];
-        store_lanes<type()>(hn::Mul(f, hn::Load(kTag, values + c)), tail);
+        store_lanes<type()>(hn::Load(kTag, values + c), tail);
         std::memcpy(out + c * kSize, tail, static_cast<std::size_t>((rows.width - c) * kSize));
       }
     }
@@ -220,8 +218,7 @@ HWY_INLINE void store_tile(const Rows& rows, std::int64_t count, Token&& token,
 }
 
 HWY_INLINE void store_row(const Rows& rows, std::int64_t token, const float* values) {
-  store_tile(
-      rows, 1, [&](std::int64_t) { return token; }, values, 0, [](std::int64_t) { return 1.0F; });
+  store_tile(rows, 1, token, values, 0);
 }
 
 // Rows of f32 in whole vectors can be operands and results of products where they lie.
@@ -285,8 +282,8 @@ HWY_INLINE LogFeature<Vec> log_feature_lanes(Feature feature, float power, Vec x
       break;
     }
   }
-  const auto is_nan = hn::Ne(x, x);
-  return {hn::IfThenElse(is_nan, x, value), hn::IfThenElse(is_nan, x, slope)};
+  const auto nan = is_nan(x);
+  return {hn::IfThenElse(nan, x, value), hn::IfThenElse(nan, x, slope)};
 }
 
 // alpha or beta in units of log2, finite.
@@ -298,23 +295,20 @@ HWY_INLINE float log2_scale(float scale) {
 
 // Exponents log2(phi(scale * x)) of a tile of q or k, and the derivatives f'(scale * x) in `slope`
 // where it is not null (exp needs none: they are 1).
-template <class Token>
-HWY_INLINE void load_exponents(const ConstRows& rows, std::int64_t count, Token&& token,
-                               Feature feature, float power, float scale, float* HWY_RESTRICT tile,
-                               std::int64_t ld, float* HWY_RESTRICT slope) {
-  if (feature == Feature::exp) {
-    const Vec s = hn::Set(kTag, log2_scale(scale));
-    load_tile(rows, count, token, tile, ld,
-              [s](Vec x) HWY_ATTR { return clamp_exponent(hn::Mul(x, s)); });
-    return;
-  }
-  load_tile(rows, count, token, tile, ld);
-  const Vec s = hn::Set(kTag, scale);
+HWY_NOINLINE inline void load_exponents(const ConstRows& rows, std::int64_t count, Tokens token,
+                                        Feature feature, float power, float scale,
+                                        float* HWY_RESTRICT tile, std::int64_t ld,
+                                        float* HWY_RESTRICT slope) {
+  const bool exponential = feature == Feature::exp;
+  load_tile(rows, count, token, tile, ld, exponential ? log2_scale(scale) : scale);
   for (std::int64_t i = 0; i < count * ld; i += kLanes) {
-    const Vec x = clamp_exponent(hn::Mul(hn::Load(kTag, tile + i), s));
-    const LogFeature<Vec> f = log_feature_lanes(feature, power, x);
-    if (slope != nullptr) hn::Store(f.derivative, kTag, slope + i);
-    hn::Store(hn::Mul(f.value, hn::Set(kTag, kLog2E)), kTag, tile + i);
+    Vec x = clamp_exponent(hn::Load(kTag, tile + i));
+    if (!exponential) {
+      const LogFeature<Vec> f = log_feature_lanes(feature, power, x);
+      if (slope != nullptr) hn::Store(f.derivative, kTag, slope + i);
+      x = hn::Mul(f.value, hn::Set(kTag, kLog2E));
+    }
+    hn::Store(x, kTag, tile + i);
   }
 }
 
