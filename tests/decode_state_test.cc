@@ -10,6 +10,7 @@
 #include "attention_run.h"
 #include "conformance/decode.h"
 #include "lln/error.h"
+#include "math/fnv.h"
 
 namespace lln::test {
 namespace {
@@ -38,6 +39,19 @@ std::vector<std::byte> saved(OwnedState& state) {
 
 bool same_memory(const OwnedState& x, const OwnedState& y) {
   return std::equal(x.memory().begin(), x.memory().end(), y.memory().begin(), y.memory().end());
+}
+
+// The state as if every sequence had seen so many tokens, of which it holds none.
+void pretend_tokens(OwnedState& state, std::int64_t tokens) {
+  std::vector<std::byte> bytes = saved(state);
+  const auto put = [&](std::size_t at, auto number) {
+    std::memcpy(bytes.data() + at, &number, sizeof number);
+  };
+  for (std::int64_t b = 0; b < state->config().batch; ++b) {
+    put(80 + 8 * static_cast<std::size_t>(b), tokens);
+  }
+  put(bytes.size() - 8, fnv1a(std::span(bytes).first(bytes.size() - 8)));
+  state->load(bytes);
 }
 
 struct Stream {
@@ -161,6 +175,33 @@ TEST(DecodeState, ResetOfASequenceLeavesTheOthers) {
   EXPECT_TRUE(contains(error_of([&] { (void)state->tokens(-1); }), "sequence -1"));
 }
 
+// A moved-from state is one of no sequences: nothing is left that a call could reach.
+TEST(DecodeState, MovedFromHasNoSequences) {
+  Stream stream("append:f32:cpu:b2h2n20d8:lln+diag16");
+  OwnedState owned(stream.config), target(stream.config);
+  stream.append(owned, 0, 20);
+  const std::vector<std::byte> before = saved(owned);
+  const auto expect_empty = [&](DecodeState& state) {
+    EXPECT_EQ(state.config().batch, 0);
+    EXPECT_TRUE(contains(error_of([&] { (void)state.tokens(); }), "sequence 0 of b0h2k2d8v8"));
+    EXPECT_TRUE(contains(error_of([&] { state.reset(0); }), "sequence 0 of b0h2k2d8v8"));
+    EXPECT_TRUE(contains(error_of([&] { state.append(stream.in.views()); }), "expected [0, 2"));
+    EXPECT_TRUE(contains(error_of([&] { state.load(before); }), "this state is of b0h2k2d8v8"));
+    EXPECT_TRUE(contains(error_of([&] { target->merge(state); }), "the same configuration"));
+    EXPECT_TRUE(contains(error_of([&] { target->copy_from(state); }), "the same configuration"));
+    state.reset();
+    std::vector<std::byte> bytes(state.saved_bytes());
+    state.save(bytes);
+    EXPECT_EQ(saved_decode_config(bytes).batch, 0);
+  };
+  DecodeState moved = std::move(*owned);
+  expect_empty(*owned);
+  EXPECT_EQ(moved.tokens(1), 20);
+  *target = std::move(moved);
+  expect_empty(moved);
+  EXPECT_EQ(saved(target), before);
+}
+
 class Bytes : public testing::Test {
  protected:
   Bytes() : stream("append:f32:cpu:b2h2k1n9d3v2:lln+diag4"), state(stream.config) {
@@ -202,6 +243,8 @@ TEST_F(Bytes, HaveTheDocumentedLayout) {
   EXPECT_EQ(std::memcmp(bytes.data(), "llnstate\1\0\0\0\2\0\0\0", 16), 0);
   EXPECT_EQ(bytes[32 + 3 * 8], std::byte{3});  // dim
   EXPECT_EQ(bytes[80], std::byte{9});          // tokens of the first sequence
+  const char letter[] = {'a'};
+  EXPECT_EQ(fnv1a(std::as_bytes(std::span(letter))), 0xAF63DC4C8601EC8CU);
 }
 
 TEST_F(Bytes, NoSingleBitMayChange) {
@@ -264,6 +307,13 @@ TEST(DecodeState, ConfigurationsAreChecked) {
   EXPECT_TRUE(contains(
       refusal({.dim = 8, .dim_v = 8, .kind = Kind::lln_diag, .diag_block = std::int64_t{1} << 60}),
       "too large"));
+  // Sizes of a slot must not overflow where there is none.
+  EXPECT_TRUE(contains(refusal({.batch = 0,
+                                .dim = 8,
+                                .dim_v = 8,
+                                .kind = Kind::lln_diag,
+                                .diag_block = std::int64_t{1} << 60}),
+                       "too large"));
   alignas(64) std::byte memory[4096];
   const DecodeConfig config{.dim = 8, .dim_v = 8};
   const std::string unfit =
@@ -326,6 +376,33 @@ TEST_F(Refusals, NameEveryFaultAndChangeNothing) {
          [&] { state->append(good, o.view(), {.workspace = little}); });
   expect("unknown kernel 'reference'",
          [&] { state->append(good, o.view(), {.kernel = "reference"}); });
+}
+
+TEST_F(Refusals, CountsOfTokensHaveALimit) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 62;
+  EXPECT_TRUE(contains(error_of([&] { pretend_tokens(state, kMost + 1); }),
+                       "sequence 0 has 4611686018427387905 tokens: expected 0 to "
+                       "4611686018427387904"));
+  pretend_tokens(state, kMost - 4);
+  before = saved(state);
+  OwnedState later(stream.config);
+  stream.append(later, 0, 5);
+  const std::string has = "sequence 0 has 4611686018427387900 tokens and would get ";
+  expect(has + "5 more: expected at most 4611686018427387904", [&] { state->merge(*later); });
+  expect(has + "6 more", [&] { stream.append(state, 0, 6); });
+  pretend_tokens(later, kMost);
+  expect(has + "4611686018427387904 more", [&] { state->merge(*later); });
+  stream.append(state, 0, 4);
+  EXPECT_EQ(state->tokens(), kMost);
+  before = saved(state);
+  std::vector<std::int32_t> lengths;
+  Tensor o(DType::f32, {1, 2, 1, 8});
+  const AttentionInputs token = token_range(stream.in.views(), 0, 1, lengths);
+  expect("sequence 0 has 4611686018427387904 tokens and would get 1 more",
+         [&] { state->step(token, o.view()); });
+  AttentionInputs query = token;
+  query.k = query.v = {};
+  state->read(query, o.view());
 }
 
 TEST_F(Refusals, OtherConfigurationsDoNotMix) {

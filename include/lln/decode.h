@@ -45,8 +45,9 @@ class DecodeState {
   // Two objects must not share memory.
   DecodeState(const DecodeState&) = delete;
   DecodeState& operator=(const DecodeState&) = delete;
-  DecodeState(DecodeState&&) = default;
-  DecodeState& operator=(DecodeState&&) = default;
+  // `other` becomes a state of no sequences, without memory.
+  DecodeState(DecodeState&& other) noexcept;
+  DecodeState& operator=(DecodeState&& other) noexcept;
 
   const DecodeConfig& config() const noexcept { return config_; }
   // Tokens that a sequence has seen.

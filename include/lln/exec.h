@@ -19,7 +19,8 @@ class Parallel {
   virtual ~Parallel() = default;
   virtual int workers() const noexcept = 0;
   // Calls task(context, t, w) once for every t in [0, tasks) and returns when all are done; w is in
-  // [0, workers()) and no two calls with the same w run at the same time.
+  // [0, workers()) and no two calls with the same w run at the same time. Must not throw: a kernel
+  // is under way, so outputs, and the memory of a decode state, may be half written.
   virtual void run(std::int64_t tasks, Task task, void* context) = 0;
 };
 

@@ -3,7 +3,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
@@ -12,6 +11,7 @@
 #include "api/memory_errors.h"
 #include "lln/decode.h"
 #include "lln/error.h"
+#include "math/fnv.h"
 
 namespace lln {
 namespace {
@@ -21,7 +21,6 @@ constexpr std::uint32_t kVersion = 1;
 // Magic, version, kind, feature, power, mix, a zero, and six integers of 64 bits.
 constexpr std::size_t kHeaderBytes = 8 + 6 * 4 + 6 * 8;
 constexpr std::size_t kChecksumBytes = 8;
-constexpr std::int64_t kMostTokens = std::int64_t{1} << 62;  // so that counts cannot overflow
 
 class Writer {
  public:
@@ -34,6 +33,9 @@ class Writer {
   void real(float value) { number(std::bit_cast<std::uint32_t>(value)); }
   void reals(const float* values, std::int64_t count) {
     for (std::int64_t i = 0; i < count; ++i) real(values[i]);
+  }
+  void zeros(std::int64_t count) {
+    for (std::int64_t i = 0; i < count; ++i) real(0);
   }
   void text(const std::array<char, 8>& value) {
     std::memcpy(at_, value.data(), value.size());
@@ -69,21 +71,30 @@ class Reader {
   const std::byte* at_;
 };
 
-// FNV-1a, 64 bits: every step is one to one, so that no change of a single byte goes unseen.
-std::uint64_t checksum(std::span<const std::byte> bytes) noexcept {
-  std::uint64_t hash = 0xCBF29CE484222325U;
-  for (const std::byte b : bytes) {
-    hash = (hash ^ std::to_integer<std::uint64_t>(b)) * 0x100000001B3U;
-  }
-  return hash;
-}
-
 std::size_t bytes_of(const DecodeConfig& config) noexcept {
   const DecodeShape shape = decode_shape(config);
   const std::int64_t slot =
       2 * (2 * shape.d + shape.d * shape.dv) + shape.block * (shape.d + shape.dv);
   return kHeaderBytes + 8 * static_cast<std::size_t>(config.batch) +
          4 * static_cast<std::size_t>(slot_count(config) * slot) + kChecksumBytes;
+}
+
+// Calls row(numbers, count, used) for the rows of a slot in the order of the bytes. Rows of the
+// block that are not used, since no key is in them, may hold anything.
+template <class Row>
+void each_row(const DecodeShape& shape, const DecodeSlot& slot, std::int64_t tokens, Row&& row) {
+  for (const KeySet& set : {slot.all, slot.recent}) {
+    row(set.m, shape.d, true);
+    row(set.s, shape.d, true);
+    for (std::int64_t l = 0; l < shape.d; ++l) row(set.values + l * shape.dvp, shape.dv, true);
+  }
+  const std::int64_t used = shape.block_tokens(tokens);
+  for (std::int64_t j = 0; j < shape.block; ++j) {
+    row(slot.block_k + j * shape.dp, shape.d, j < used);
+  }
+  for (std::int64_t j = 0; j < shape.block; ++j) {
+    row(slot.block_v + j * shape.dvp, shape.dv, j < used);
+  }
 }
 
 [[noreturn]] void refuse(const char* call, const std::string& why) {
@@ -135,7 +146,7 @@ DecodeConfig check_bytes(const char* call, std::span<const std::byte> bytes) {
   }
   const std::size_t end = expected - kChecksumBytes;
   const std::uint64_t found = Reader(bytes.data() + end).number<std::uint64_t>();
-  const std::uint64_t sum = checksum(bytes.first(end));
+  const std::uint64_t sum = fnv1a(bytes.first(end));
   if (found != sum) {
     refuse(call, fmt::format("the bytes are corrupt: their checksum is {:016x}, stored is {:016x}",
                              sum, found));
@@ -155,10 +166,14 @@ DecodeConfig check_bytes(const char* call, std::span<const std::byte> bytes) {
 
 std::size_t DecodeState::saved_bytes() const noexcept { return bytes_of(config_); }
 
+// Allocates for a refusal alone, so that nothing fails once bytes are written.
 void DecodeState::save(std::span<std::byte> out) const {
+  constexpr const char* kCall = "DecodeState::save";
   if (out.size() != saved_bytes()) {
-    refuse("DecodeState::save", fmt::format("{} bytes for a state of {}: expected {}", out.size(),
-                                            describe(config_), saved_bytes()));
+    memory_errors(kCall, [&] {
+      refuse(kCall, fmt::format("{} bytes for a state of {}: expected {}", out.size(),
+                                describe(config_), saved_bytes()));
+    });
   }
   Writer to(out.data());
   to.text(kMagic);
@@ -174,50 +189,32 @@ void DecodeState::save(std::span<std::byte> out) const {
   }
   for (const std::int64_t count : tokens_) to.number(count);
   const DecodeShape shape = decode_shape(config_);
-  const std::vector<float> unused(static_cast<std::size_t>(std::max(shape.d, shape.dv)));
   for (std::int64_t i = 0; i < slot_count(config_); ++i) {
-    const DecodeSlot slot = shape.slot(reinterpret_cast<float*>(memory_.data()), i);
-    // Rows that no key is in may hold anything: as zeros, equal states have equal bytes.
-    const std::int64_t kept =
-        shape.block_tokens(tokens_[static_cast<std::size_t>(i / config_.heads_k)]);
-    for (const KeySet& set : {slot.all, slot.recent}) {
-      to.reals(set.m, shape.d);
-      to.reals(set.s, shape.d);
-      for (std::int64_t l = 0; l < shape.d; ++l) to.reals(set.values + l * shape.dvp, shape.dv);
-    }
-    for (std::int64_t j = 0; j < shape.block; ++j) {
-      to.reals(j < kept ? slot.block_k + j * shape.dp : unused.data(), shape.d);
-    }
-    for (std::int64_t j = 0; j < shape.block; ++j) {
-      to.reals(j < kept ? slot.block_v + j * shape.dvp : unused.data(), shape.dv);
-    }
+    const std::int64_t tokens = tokens_[static_cast<std::size_t>(i / config_.heads_k)];
+    each_row(shape, slot_at(shape, memory_, i), tokens,
+             [&](const float* row, std::int64_t count, bool used) {
+               // Equal states have equal bytes.
+               used ? to.reals(row, count) : to.zeros(count);
+             });
   }
-  to.number(checksum(out.first(out.size() - kChecksumBytes)));
+  to.number(fnv1a(out.first(out.size() - kChecksumBytes)));
 }
 
 void DecodeState::load(std::span<const std::byte> bytes) {
   constexpr const char* kCall = "DecodeState::load";
-  const DecodeConfig config = memory_errors(kCall, [&] { return check_bytes(kCall, bytes); });
-  if (config != config_) {
+  memory_errors(kCall, [&] {
+    const DecodeConfig config = check_bytes(kCall, bytes);
+    if (config == config_) return;
     refuse(kCall, fmt::format("the bytes are of {}: this state is of {}", describe(config),
                               describe(config_)));
-  }
+  });
   Reader from(bytes.data() + kHeaderBytes);
   for (std::int64_t& count : tokens_) count = from.number<std::int64_t>();
   const DecodeShape shape = decode_shape(config_);
   for (std::int64_t i = 0; i < slot_count(config_); ++i) {
-    const DecodeSlot slot = shape.slot(reinterpret_cast<float*>(memory_.data()), i);
-    for (const KeySet& set : {slot.all, slot.recent}) {
-      from.reals(set.m, shape.d);
-      from.reals(set.s, shape.d);
-      for (std::int64_t l = 0; l < shape.d; ++l) from.reals(set.values + l * shape.dvp, shape.dv);
-    }
-    for (std::int64_t j = 0; j < shape.block; ++j) {
-      from.reals(slot.block_k + j * shape.dp, shape.d);
-    }
-    for (std::int64_t j = 0; j < shape.block; ++j) {
-      from.reals(slot.block_v + j * shape.dvp, shape.dv);
-    }
+    const std::int64_t tokens = tokens_[static_cast<std::size_t>(i / config_.heads_k)];
+    each_row(shape, slot_at(shape, memory_, i), tokens,
+             [&](float* row, std::int64_t count, bool) { from.reals(row, count); });
   }
 }
 

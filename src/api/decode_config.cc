@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "api/faults.h"
@@ -31,13 +32,15 @@ Problem problem_of(const DecodeConfig& config) {
   return p;
 }
 
-// In f64, since the numbers of the configuration may be anything.
+// In f64, since the numbers of the configuration may be anything. Of at least one sequence: the
+// size of a slot must fit also where there is none.
 double state_bytes(const DecodeConfig& c) {
   const double block = c.kind == Kind::lln_diag ? static_cast<double>(c.diag_block) : 0;
   const double dp = static_cast<double>(c.dim) + kStatePad;
   const double dvp = static_cast<double>(c.dim_v) + kStatePad;
   const double floats = 2 * (2 * dp + static_cast<double>(c.dim) * dvp) + block * (dp + dvp);
-  return 4 * floats * static_cast<double>(c.batch) * static_cast<double>(c.heads_k);
+  return 4 * floats * static_cast<double>(std::max<std::int64_t>(c.batch, 1)) *
+         static_cast<double>(c.heads_k);
 }
 
 }  // namespace
@@ -78,6 +81,11 @@ DecodeShape decode_shape(const DecodeConfig& config) noexcept {
 
 std::int64_t slot_count(const DecodeConfig& config) noexcept {
   return config.batch * config.heads_k;
+}
+
+DecodeSlot slot_at(const DecodeShape& shape, std::span<std::byte> memory,
+                   std::int64_t index) noexcept {
+  return shape.slot(reinterpret_cast<float*>(memory.data()), index);
 }
 
 }  // namespace lln

@@ -1,13 +1,20 @@
-// What the parts of a decode state share: the rules of a configuration and its text.
+// What the parts of a decode state share: the rules of a configuration, its text, and how its
+// memory is laid out.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <span>
 #include <string>
 
 #include "lln/decode.h"
 #include "math/state.h"
 
 namespace lln {
+
+// The most tokens that a sequence can count; calls that would pass it are refused.
+inline constexpr std::int64_t kMostTokens = std::int64_t{1} << 62;
 
 // Throws one Error that names every fault; `call` begins its text.
 void check_config(const char* call, const DecodeConfig& config);
@@ -18,5 +25,8 @@ std::string describe(const DecodeConfig& config);
 // Of a configuration that has been checked.
 DecodeShape decode_shape(const DecodeConfig& config) noexcept;
 std::int64_t slot_count(const DecodeConfig& config) noexcept;
+// The slot of a sequence and key head, counted sequence by sequence.
+DecodeSlot slot_at(const DecodeShape& shape, std::span<std::byte> memory,
+                   std::int64_t index) noexcept;
 
 }  // namespace lln
