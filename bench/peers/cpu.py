@@ -33,6 +33,7 @@ PROBLEM = re.compile(
 )
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 LONG_CALL = 2.0  # seconds: a call that takes longer is measured once, without a warm-up
+SETTLE = 0.5  # seconds: torch's threads spin for a while after the last peer
 MOST_FLOPS = 1e12  # of softmax attention: more than ten seconds on a small machine
 
 
@@ -154,6 +155,7 @@ def measure_ours(program, problems, arguments):
         "--seconds",
         str(arguments.seconds),
     ]
+    time.sleep(SETTLE)
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
