@@ -138,9 +138,11 @@ def check_silence(root):
 
 
 def check_size(root):
+    """Recorded numbers are as long as they are."""
     for path, text in text_files(root):
         lines = len(text.splitlines())
-        if under(path, LINE_LIMIT_FOLDERS) and lines > LINE_LIMIT:
+        recorded = path.startswith("bench/results/")
+        if under(path, LINE_LIMIT_FOLDERS) and not recorded and lines > LINE_LIMIT:
             yield f"{path}:{LINE_LIMIT + 1}: {lines} lines, the limit is {LINE_LIMIT}"
 
 

@@ -109,6 +109,8 @@ class TreeRulesTest(unittest.TestCase):
         self.assert_found(tree_rules.check_size, "src/cpu/a.cc", "x\n" * (limit + 1), limit + 1)
         self.assert_clean(tree_rules.check_size, "src/cpu/a.cc", "x\n" * limit)
         self.assert_clean(tree_rules.check_size, "docs/a.md", "x\n" * (limit + 1))
+        self.assert_found(tree_rules.check_size, "bench/a.py", "x\n" * (limit + 1), limit + 1)
+        self.assert_clean(tree_rules.check_size, "bench/results/a.json", "x\n" * (limit + 1))
 
     def test_width(self):
         self.assert_found(tree_rules.check_width, "tests/a.py", "x\n" + "x" * 101, 2)
