@@ -1,5 +1,5 @@
-// Backward of a chunk of rows and of a chunk of keys: the block-diagonal part (shared with the
-// causal kernel), the bidirectional LLN part, and the gradients of the weights that join them.
+// Backward of a chunk of rows and of a chunk of keys: the bidirectional LLN part, the
+// block-diagonal part beside it, and the gradients of the weights that join them.
 // SPDX-License-Identifier: Apache-2.0
 #if defined(LLN_CPU_BACKWARD_PARTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef LLN_CPU_BACKWARD_PARTS_INL_H_
@@ -8,8 +8,8 @@
 #define LLN_CPU_BACKWARD_PARTS_INL_H_
 #endif
 
+#include "cpu/diag_backward-inl.h"
 #include "cpu/lln_backward-inl.h"
-#include "cpu/softmax_backward-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lln::cpu {
@@ -41,52 +41,15 @@ HWY_INLINE Vec product_sum(const float* HWY_RESTRICT a, const float* HWY_RESTRIC
   return sum;
 }
 
-// total[c] += sum over rows of a * b.
-HWY_INLINE void add_products(const float* a, const float* b, std::int64_t rows, const Dims& dims,
-                             double* total) {
-  for (std::int64_t i = 0; i < rows; ++i) {
-    for (std::int64_t c = 0; c < dims.dv; ++c) {
-      total[c] +=
-          static_cast<double>(a[i * dims.dvp + c]) * static_cast<double>(b[i * dims.dvp + c]);
-    }
-  }
-}
-
-class BackwardParts {
+class BackwardParts : public DiagBackward {
  public:
   BackwardParts(const Call& call, const Dims& dims)
-      : call_(call),
-        p_(call.problem),
-        dims_(dims),
-        request_(call),
-        lln_weight_(PartWeight::of_lln(call)),
-        diag_weight_(PartWeight::of_diag(call)),
-        adds_dq_to_rows_(p_.kind == Kind::lln_diag && !p_.causal && p_.diag_block <= dims.chunk &&
-                         call.grads.dq.dtype == DType::f32 && dims.d % kLanes == 0 &&
-                         !request_.lln && !request_.diag) {}
-
-  float* row_lse = nullptr;  // [batch, heads, tokens] of the softmax operation
-  float* row_delta = nullptr;
+      : DiagBackward(call, dims), lln_weight_(PartWeight::of_lln(call)) {}
 
   const ParameterRequest& request() const { return request_; }
   const PartWeight& lln_weight() const { return lln_weight_; }
   bool wants_lln_channels() const { return request_.lln && lln_weight_.per_channel(); }
   bool has_slope() const { return p_.has_lln() && p_.feature != Feature::exp; }
-
-  // g of some rows, times the weights of the channels where a part has those.
-  void load_g(const QueryHead& head, Range rows, const PartWeight* weight, const float* channel,
-              float* out) const {
-    const Sequence& seq = *head.sequence;
-    load_tile(rows_of(call_.grads.g, seq.batch, head.h, seq.q_begin), rows.size(), rows.begin, out,
-              dims_.dvp);
-    if (weight == nullptr || !weight->per_channel()) return;
-    for (std::int64_t i = 0; i < rows.size(); ++i) {
-      float* const row = out + i * dims_.dvp;
-      for (std::int64_t c = 0; c < dims_.dvp; c += kLanes) {
-        hn::Store(hn::Mul(hn::Load(kTag, row + c), hn::Load(kTag, channel + c)), kTag, row + c);
-      }
-    }
-  }
 
   // g of some rows as the LLN part sees it: where the caller has it, or in tiles.g.
   Operand lln_g(const QueryHead& head, Range rows, const BackwardTiles& tiles) const {
@@ -102,64 +65,6 @@ class BackwardParts {
   void load_channels(const QueryHead& head, const BackwardTiles& tiles) const {
     head.load_channels(lln_weight_, dims_, tiles.lln_channel);
     head.load_channels(diag_weight_, dims_, tiles.diag_channel);
-  }
-
-  // dq of the block-diagonal part (or softmax) in tiles.diag_d[chunk, dp]; g . Diag in row_dots.
-  void diag_rows(const KeyHead& keys, const QueryHead& head, Range chunk, const RowSums* sums,
-                 const BackwardTiles& tiles) const {
-    const ScoreTiles& t = tiles.scores[0];
-    const ScoreHead scores = head.scores(call_, keys, dims_, t);
-    const bool channels = request_.diag && diag_weight_.per_channel();
-    for_each_block(scores, chunk, [&](Range rows, Range visible_keys) HWY_ATTR {
-      const std::int64_t offset = rows.begin - chunk.begin;
-      load_g(head, rows, &diag_weight_, tiles.diag_channel, t.g);
-      softmax_backward_rows(
-          scores, rows, visible_keys,
-          [&](std::int64_t row) { return head.row_weight(diag_weight_, row); },
-          tiles.diag_d + offset * dims_.dp,
-          channels ? tiles.diag_dv + offset * dims_.dvp : nullptr);
-      for (std::int64_t i = 0; i < rows.size(); ++i) {
-        tiles.row_dots[kMaxChunk + offset + i] = t.row_delta[i];
-        if (row_lse == nullptr) continue;
-        row_lse[statistics_index(head, rows.begin + i)] = t.row_max[i];
-        row_delta[statistics_index(head, rows.begin + i)] = t.row_delta[i];
-      }
-    });
-    if (channels) {
-      load_g(head, chunk, nullptr, nullptr, tiles.values);
-      add_products(tiles.values, tiles.diag_dv, chunk.size(), dims_, sums->diag_channel);
-    }
-  }
-
-  // dk[n, dp] and dv[n, dvp] of the block-diagonal part for the valid keys of a chunk, summed over
-  // the query heads of the group, in tiles.diag_d and tiles.diag_dv.
-  void diag_keys(const KeyHead& keys, Range chunk, const BackwardTiles& tiles) const {
-    const Sequence& seq = *keys.sequence;
-    const ScoreTiles& t = tiles.scores[0];
-    const QueryHead first(call_, keys, keys.head_k * dims_.group);
-    std::int64_t offset = 0;
-    for_each_block(
-        first.scores(call_, keys, dims_, t), chunk, [&](Range piece, Range block_keys) HWY_ATTR {
-          const ScoreHead any = first.scores(call_, keys, dims_, t);
-          if (spans_tiles(p_)) block_statistics(keys, block_keys, tiles);
-          const std::int64_t n = load_keys(any, {piece.begin, std::min(piece.end, block_keys.end)},
-                                           /*values_transposed=*/true);
-          float* const dk = tiles.diag_d + offset * dims_.dp;
-          float* const dv = tiles.diag_dv + offset * dims_.dvp;
-          std::fill(dk, dk + n * dims_.dp, 0.0F);
-          std::fill(dv, dv + n * dims_.dvp, 0.0F);
-          offset += n;
-          if (n == 0) return;
-          Range rows{0, seq.q_tokens};
-          if (any.block != 0) {
-            rows = {block_keys.begin, std::min(block_keys.begin + any.block, seq.q_tokens)};
-          }
-          if (p_.causal) rows.begin = std::max(rows.begin, piece.begin);
-          for (std::int64_t h = first.h; h < first.h + dims_.group; ++h) {
-            diag_keys_of_head(keys, QueryHead(call_, keys, h), rows, n, tiles, dk, dv);
-          }
-          for (std::int64_t i = 0; i < n; ++i) scale_row(dk + i * dims_.dp, dims_.dp, kLn2);
-        });
   }
 
   // Bidirectional: dq of a segment of rows, and the segment's part of dC and t.
@@ -244,24 +149,12 @@ class BackwardParts {
     load_tile(rows, range.size(), range.begin, out, dims_.dp);
   }
 
-  // Before the first task: no worker has the statistics of a block.
-  void forget_blocks(std::vector<BackwardTiles>& tiles) const {
-    for (BackwardTiles& t : tiles) {
-      if (t.block != nullptr) t.block[0] = -1;
-    }
-  }
-
   // The gradients of per-token weights for a row without keys.
   void zero_token_weights(const Sequence& seq, std::int64_t h, std::int64_t row) const {
     write_token_weights(seq.batch, h, seq.q_begin + row, 0, 0);
   }
 
  private:
-  std::int64_t statistics_index(const QueryHead& head, std::int64_t row) const {
-    const Sequence& seq = *head.sequence;
-    return (seq.batch * p_.heads + head.h) * p_.tokens + seq.q_begin + row;
-  }
-
   void write_token_weights(std::int64_t batch, std::int64_t head, std::int64_t token, float lln,
                            float diag) const {
     if (lln_weight_.per_token()) {
@@ -278,64 +171,6 @@ class BackwardParts {
     if (!out.given()) return;
     static_cast<float*>(
         out.data)[batch * out.stride[0] + head * out.stride[1] + token * out.stride[2]] = value;
-  }
-
-  void diag_keys_of_head(const KeyHead& keys, const QueryHead& head, Range rows, std::int64_t n,
-                         const BackwardTiles& tiles, float* dk, float* dv) const {
-    const ScoreTiles& t = tiles.scores[0];
-    const ScoreHead scores = head.scores(call_, keys, dims_, t);
-    if (diag_weight_.per_channel()) {
-      head.load_channels(diag_weight_, dims_, tiles.diag_channel);
-    }
-    for (std::int64_t r = rows.begin; r < rows.end; r += dims_.chunk) {
-      const Range tile{r, std::min(rows.end, r + dims_.chunk)};
-      load_g(head, tile, &diag_weight_, tiles.diag_channel, t.g);
-      const float* lse = row_lse == nullptr ? nullptr : row_lse + statistics_index(head, r);
-      const float* delta = row_lse == nullptr ? nullptr : row_delta + statistics_index(head, r);
-      if (spans_tiles(p_)) {
-        lse = tiles.block_lse + block_index(head, r - tiles.block[1]);
-        delta = tiles.block_delta + block_index(head, r - tiles.block[1]);
-      }
-      if (lse != nullptr) {
-        std::copy(lse, lse + tile.size(), t.row_max);
-        std::copy(delta, delta + tile.size(), t.row_delta);
-      }
-      const Sequence& seq = *keys.sequence;
-      const Rows dq = rows_of(call_.grads.dq, seq.batch, head.h, seq.q_begin);
-      softmax_backward_keys(
-          scores, {tile, lse == nullptr, adds_dq_to_rows_ ? &dq : nullptr}, n,
-          [&](std::int64_t row) { return head.row_weight(diag_weight_, row); }, dk, dv);
-    }
-  }
-
-  std::int64_t block_index(const QueryHead& head, std::int64_t row) const {
-    return head.h % dims_.group * std::min(p_.diag_block, p_.tokens) + row;
-  }
-
-  // Softmax statistics of all rows of the block that `block_keys` belong to, for the query heads of
-  // the group. Kept until another block is asked for: a worker takes the keys of a block in order.
-  void block_statistics(const KeyHead& keys, Range block_keys, const BackwardTiles& tiles) const {
-    const std::int64_t pair = keys.index * p_.heads_k + keys.head_k;
-    if (tiles.block[0] == pair && tiles.block[1] == block_keys.begin) return;
-    tiles.block[0] = pair;
-    tiles.block[1] = block_keys.begin;
-    const ScoreTiles& t = tiles.scores[0];
-    const std::int64_t end = std::min(block_keys.begin + p_.diag_block, keys.sequence->q_tokens);
-    for (std::int64_t g = 0; g < dims_.group; ++g) {
-      const QueryHead head(call_, keys, keys.head_k * dims_.group + g);
-      head.load_channels(diag_weight_, dims_, tiles.diag_channel);
-      const ScoreHead scores = head.scores(call_, keys, dims_, t);
-      for (std::int64_t r = block_keys.begin; r < end; r += dims_.chunk) {
-        const Range rows{r, std::min(end, r + dims_.chunk)};
-        Range visible_keys = block_keys;
-        if (p_.causal) visible_keys.end = std::min(visible_keys.end, rows.end);
-        load_g(head, rows, &diag_weight_, tiles.diag_channel, t.g);
-        softmax_statistics(scores, rows, visible_keys);
-        const std::int64_t at = block_index(head, r - block_keys.begin);
-        std::copy(t.row_max, t.row_max + rows.size(), tiles.block_lse + at);
-        std::copy(t.row_delta, t.row_delta + rows.size(), tiles.block_delta + at);
-      }
-    }
   }
 
   // The LLN part of a chunk of rows: dq, and the chunk's share of dC and t. `next` is the chunk
@@ -428,16 +263,7 @@ class BackwardParts {
     }
   }
 
-  const Call& call_;
-  const Problem& p_;
-  const Dims& dims_;
-  ParameterRequest request_;
-  PartWeight lln_weight_, diag_weight_;
-  // The keys of a diagonal block see all of its scores and their gradients, so that dq of the block
-  // can be made there too, two products less than with a pass of its own; but it is then added to
-  // what the LLN part has stored, which only f32 allows, and g . Diag is known too late for the
-  // gradients of weights.
-  const bool adds_dq_to_rows_;
+  PartWeight lln_weight_;
 };
 
 }  // namespace HWY_NAMESPACE
