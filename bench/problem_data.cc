@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "conformance/data.h"
+#include "conformance/decode.h"
 #include "math/half.h"
 
 namespace lln::bench {
@@ -182,15 +183,7 @@ void ProblemData::make_lengths() {
 
 void ProblemData::make_state() {
   const Problem& p = problem_;
-  const DecodeConfig config{.batch = p.batch,
-                            .heads = p.heads,
-                            .heads_k = p.heads_k,
-                            .dim = p.dim,
-                            .dim_v = p.dim_v,
-                            .kind = p.kind,
-                            .diag_block = options_.diag_block,
-                            .feature = p.feature,
-                            .power = p.power};
+  const DecodeConfig config = conformance::decode_config(p, options_);
   io::Bytes& bytes = memory_.emplace_back(decode_state_bytes(config));
   state_.emplace(config, std::span(bytes.data(), bytes.size()));
   // An append without rows and a read without keys are given none.

@@ -29,9 +29,7 @@ OwnedState::OwnedState(const DecodeConfig& config)
   state_ = std::make_unique<DecodeState>(config, memory());
 }
 
-DecodeConfig decode_config(const Case& c) {
-  const Problem& p = c.problem;
-  const AttentionOptions o = options(c);
+DecodeConfig decode_config(const Problem& p, const AttentionOptions& o) {
   return {.batch = p.batch,
           .heads = p.heads,
           .heads_k = p.heads_k,
@@ -43,6 +41,8 @@ DecodeConfig decode_config(const Case& c) {
           .power = o.power,
           .mix = o.mix};
 }
+
+DecodeConfig decode_config(const Case& c) { return decode_config(c.problem, options(c)); }
 
 AttentionInputs token_range(const AttentionInputs& in, std::int64_t begin, std::int64_t count,
                             std::vector<std::int32_t>& lengths) {

@@ -30,6 +30,7 @@ class OwnedState {
   std::unique_ptr<DecodeState> state_;
 };
 
+DecodeConfig decode_config(const Problem& p, const AttentionOptions& o);
 DecodeConfig decode_config(const Case& c);
 
 // The inputs and the rows of tokens [begin, begin + count). `lengths` is where the key lengths of

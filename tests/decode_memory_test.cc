@@ -7,8 +7,8 @@
 
 #include "attention_run.h"
 #include "conformance/decode.h"
-#include "failing_allocation.h"
 #include "lln/error.h"
+#include "watched_allocation.h"
 
 namespace lln::test {
 namespace {

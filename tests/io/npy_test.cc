@@ -8,10 +8,10 @@
 #include <cstring>
 #include <random>
 
-#include "counted_allocation.h"
 #include "damage.h"
 #include "lln/error.h"
 #include "scratch_folder.h"
+#include "watched_allocation.h"
 
 namespace lln::io {
 namespace {
@@ -244,7 +244,7 @@ TEST(NpyFuzz, DamagedFilesAreRefusedOrReadInFull) {
     const std::string bytes =
         damaged(raw_npy(header("'<f4'", "False", "(1, 2, 3)"), 24, major), kPieces, random);
     write_bytes(path, bytes);
-    largest_allocation_reset();
+    test::largest_allocation_reset();
     try {
       const NpyReader reader(path);
       ASSERT_EQ(reader.read().size(), reader.bytes());
@@ -253,7 +253,7 @@ TEST(NpyFuzz, DamagedFilesAreRefusedOrReadInFull) {
       EXPECT_EQ(std::string(e.what()).rfind(path + ": ", 0), 0U) << e.what();
       ++refused;
     }
-    ASSERT_LE(largest_allocation(), 4 * bytes.size() + 4096) << "file " << i;
+    ASSERT_LE(test::largest_allocation(), 4 * bytes.size() + 4096) << "file " << i;
   }
   // The mutations must reach both sides of the reader to mean anything.
   EXPECT_GT(accepted, kFiles / 100);

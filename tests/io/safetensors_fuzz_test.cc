@@ -6,11 +6,11 @@
 
 #include <random>
 
-#include "counted_allocation.h"
 #include "damage.h"
 #include "io/safetensors.h"
 #include "lln/error.h"
 #include "scratch_folder.h"
+#include "watched_allocation.h"
 
 namespace lln::io {
 namespace {
@@ -67,7 +67,7 @@ TEST(SafetensorsFuzz, DamagedFilesAreRefusedOrReadInFull) {
   for (int i = 0; i < kFiles; ++i) {
     const std::string bytes = damaged(valid, kPieces, random);
     write_bytes(path, bytes);
-    largest_allocation_reset();
+    test::largest_allocation_reset();
     try {
       const SafetensorsReader reader(path);
       for (const TensorInfo& t : reader.tensors()) {
@@ -80,7 +80,7 @@ TEST(SafetensorsFuzz, DamagedFilesAreRefusedOrReadInFull) {
       ++refused;
     }
     // 4096: error texts, the parser's own buffers.
-    ASSERT_LE(largest_allocation(), 4 * bytes.size() + 4096) << "file " << i;
+    ASSERT_LE(test::largest_allocation(), 4 * bytes.size() + 4096) << "file " << i;
   }
   // The mutations must reach both sides of the reader to mean anything.
   EXPECT_GT(accepted, kFiles / 100);
