@@ -1,0 +1,164 @@
+// A call as kernels on the device see it: pointers, strides in elements and numbers, passed by
+// value. Which sequences there are is decided on the device where lengths or masks say so, because
+// the host cannot look at them without waiting.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "api/kernel.h"
+
+namespace lln::cuda {
+
+// Rows of a tensor [batch, head, token, channel]; channels are contiguous.
+struct Rows {
+  void* data = nullptr;
+  std::int64_t batch = 0, head = 0, token = 0;
+};
+
+// alpha or beta, f32 [S, heads, 1, 1]; strides are 0 where it broadcasts.
+struct Scale {
+  const float* data = nullptr;
+  std::int64_t sequence = 0, head = 0;
+};
+
+// A weight of LLN+Diag: data[...] where there is data, otherwise the constant; 1 minus that where
+// `complement`.
+struct Weight {
+  const float* data = nullptr;
+  std::int64_t batch = 0, head = 0, token = 0, channel = 0;
+  float constant = 0;
+  bool complement = false;
+};
+
+struct DeviceSequence {
+  std::int64_t batch;    // index into the tensors' first dimension
+  std::int64_t q_begin;  // first row in q, g, o, dq
+  std::int64_t q_tokens;
+  std::int64_t k_begin;  // first row in k, v, dk, dv
+  std::int64_t k_tokens;
+  // Valid keys lie in [key_first, key_end), counted from k_begin; both 0 when there are none.
+  std::int64_t key_first;
+  std::int64_t key_end;
+  // Jobs of the sequences before this one, per head (Jobs below).
+  std::int64_t q_first_job;
+  std::int64_t k_first_job;
+};
+
+// How a sequence of so many tokens is cut into pieces that blocks work on. A function of the length
+// alone, so that a sequence gives the same bits alone and in any batch.
+struct Jobs {
+  std::int64_t shortest = 256;  // tokens of a piece
+  std::int64_t ordinary = 1024;
+  __host__ __device__ std::int64_t piece(std::int64_t tokens) const {
+    if (tokens <= 2 * shortest) return shortest;
+    if (tokens <= 8 * ordinary) return ordinary;
+    if (tokens <= 32 * ordinary) return 2 * ordinary;
+    return 4 * ordinary;
+  }
+  __host__ __device__ std::int64_t count(std::int64_t tokens) const {
+    return (tokens + piece(tokens) - 1) / piece(tokens);
+  }
+  // No sequences of these tokens together have more pieces.
+  std::int64_t most(std::int64_t tokens, std::int64_t sequences) const {
+    return (tokens + shortest - 1) / shortest + sequences;
+  }
+};
+
+// All sequences of a call.
+struct Sequences {
+  const DeviceSequence* table = nullptr;  // null: all are whole, `tokens` and `tokens_k` long
+  std::int64_t count = 0;
+  std::int64_t tokens = 0, tokens_k = 0;
+  Jobs q_jobs, k_jobs;
+  std::int64_t q_job_limit = 0, k_job_limit = 0;  // per head; some may be empty where packed
+  const std::uint8_t* mask = nullptr;             // a byte for each key, nonzero where valid
+  std::int64_t mask_batch = 0, mask_token = 0;
+};
+
+// Which sequence a job belongs to, and where it begins.
+struct JobPlace {
+  std::int64_t s = -1;  // -1: there is no such job
+  DeviceSequence sequence;
+  std::int64_t index;  // of the piece in its sequence
+};
+
+__device__ inline DeviceSequence sequence_at(const Sequences& all, std::int64_t s) {
+  if (all.table != nullptr) return all.table[s];
+  return {s, 0, all.tokens, 0, all.tokens_k, 0, all.tokens_k, 0, 0};
+}
+
+template <bool kKeys>
+__device__ inline JobPlace find_job(const Sequences& all, std::int64_t job) {
+  JobPlace place;
+  const Jobs& jobs = kKeys ? all.k_jobs : all.q_jobs;
+  if (all.table == nullptr) {
+    const std::int64_t each = jobs.count(kKeys ? all.tokens_k : all.tokens);
+    place.s = job / each;
+    place.sequence = sequence_at(all, place.s);
+    place.index = job % each;
+    return place;
+  }
+  std::int64_t low = 0, high = all.count;  // the last sequence whose first job is not after `job`
+  while (high - low > 1) {
+    const std::int64_t middle = (low + high) / 2;
+    const DeviceSequence& at = all.table[middle];
+    ((kKeys ? at.k_first_job : at.q_first_job) <= job ? low : high) = middle;
+  }
+  place.sequence = all.table[low];
+  place.index = job - (kKeys ? place.sequence.k_first_job : place.sequence.q_first_job);
+  const std::int64_t tokens = kKeys ? place.sequence.k_tokens : place.sequence.q_tokens;
+  if (place.index < jobs.count(tokens)) place.s = low;
+  return place;
+}
+
+// Whether a key of the sequence counts.
+__device__ inline bool key_valid(const Sequences& all, const DeviceSequence& sequence,
+                                 std::int64_t key) {
+  if (key < sequence.key_first || key >= sequence.key_end) return false;
+  return all.mask == nullptr ||
+         all.mask[sequence.batch * all.mask_batch + key * all.mask_token] != 0;
+}
+
+__device__ inline float scale_at(const Scale& scale, std::int64_t s, std::int64_t head) {
+  return scale.data[s * scale.sequence + head * scale.head];
+}
+
+__device__ inline float weight_at(const Weight& weight, std::int64_t b, std::int64_t h,
+                                  std::int64_t n, std::int64_t c) {
+  const float value = weight.data == nullptr
+                          ? weight.constant
+                          : weight.data[b * weight.batch + h * weight.head + n * weight.token +
+                                        c * weight.channel];
+  return weight.complement ? 1 - value : value;
+}
+
+// What all kernels of attention share.
+struct DeviceCall {
+  DType dtype;
+  std::int64_t heads, heads_k, dim, dim_v;
+  Kind kind;
+  std::int64_t diag_block;
+  Feature feature;
+  float power;
+  Rows q, k, v, o;         // forward
+  Rows g, dq, dk, dv;      // backward
+  Scale alpha, beta;
+  Weight lln_weight, diag_weight;
+  Sequences sequences;
+};
+
+// Fills everything but the jobs; `table` is device memory for table_bytes(), not null where
+// needs_table() says so.
+DeviceCall make_device_call(const Call& call);
+bool needs_table(const Problem& problem);
+std::size_t table_bytes(const Problem& problem);
+// Launches the kernel that writes the table (where one is needed) and sets sequences.table, the job
+// limits and the jobs. Lengths out of range are cut to what the tensors hold, and reported
+// (device.h).
+void prepare_sequences(const Call& call, const Jobs& q_jobs, const Jobs& k_jobs, void* table,
+                       DeviceCall& device);
+
+}  // namespace lln::cuda
