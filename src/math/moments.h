@@ -8,18 +8,20 @@
 #include <cmath>
 
 #include "lln/moments.h"
+#include "math/host_device.h"
 
 namespace lln {
 
 // From sums of x - pivot and of its square. Nothing cancels when the pivot is one of the numbers.
-inline Moments moments_from_sums(double count, double pivot, double sum, double squares) noexcept {
+LLN_HOST_DEVICE inline Moments moments_from_sums(double count, double pivot, double sum,
+                                                 double squares) noexcept {
   if (count == 0) return {};
   const double shift = sum / count;
   const double m2 = squares - sum * shift;
   return {count, pivot + shift, m2 < 0 ? 0 : m2};  // not max(): NaN stays
 }
 
-inline Moments merged(const Moments& x, const Moments& y) noexcept {
+LLN_HOST_DEVICE inline Moments merged(const Moments& x, const Moments& y) noexcept {
   if (x.count == 0) return y;
   if (y.count == 0) return x;
   const double count = x.count + y.count;
@@ -70,10 +72,11 @@ struct MatchedScales {
   bool target_clamped = false;
 };
 
-inline MatchedScales matched_scales(double variance_q, double variance_k,
-                                    const MatchingConstants& constants) noexcept {
+LLN_HOST_DEVICE inline MatchedScales matched_scales(double variance_q, double variance_k,
+                                                    const MatchingConstants& constants) noexcept {
   const double sigma_q = std::sqrt(variance_q), sigma_k = std::sqrt(variance_k);
-  const double q = std::max(sigma_q, kLeastSigma), k = std::max(sigma_k, kLeastSigma);
+  const double q = sigma_q < kLeastSigma ? kLeastSigma : sigma_q;  // not max(): NaN stays
+  const double k = sigma_k < kLeastSigma ? kLeastSigma : sigma_k;
   const double under_root = (q * q * k * k - constants.b) / (2 * constants.a);
   const bool reached = under_root >= kLeastSigma * kLeastSigma;
   const double share = reached ? std::sqrt(under_root) : kLeastSigma;
