@@ -1,0 +1,39 @@
+// The answers of a build without CUDA. No kernel of it takes tensors on a device, so that nothing
+// is ever asked for memory or made current.
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/host.h"
+#include "cuda/kernels.h"
+#include "lln/error.h"
+
+namespace lln {
+
+std::vector<Kernel> cuda_forward_kernels() { return {}; }
+std::vector<Kernel> cuda_backward_kernels() { return {}; }
+std::vector<Kernel> cuda_append_kernels() { return {}; }
+std::vector<Kernel> cuda_step_kernels() { return {}; }
+
+namespace cuda {
+namespace {
+
+[[noreturn]] void refuse() {
+  throw Error(ErrorCode::unsupported, "this build has no CUDA: " + absence());
+}
+
+}  // namespace
+
+std::string absence() { return LLN_CUDA_REASON; }
+
+BuildInfo::Cuda describe() { return {}; }
+
+std::string device_refusal(int) { return "this build has no CUDA: " + absence(); }
+
+CurrentDevice::CurrentDevice(int) { refuse(); }
+CurrentDevice::~CurrentDevice() = default;
+
+Scratch::Scratch(std::size_t, void*) { refuse(); }
+Scratch::~Scratch() = default;
+
+void throw_reported_faults(int) { refuse(); }
+
+}  // namespace cuda
+}  // namespace lln
