@@ -37,9 +37,6 @@ inline DecodeCall make_decode_call(const Call& call) {
           fault_word(p.device.index)};
 }
 
-// Why decoding does not take a problem; empty when it does.
-std::string decode_refusal(const Problem& problem);
-
 inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 #ifdef __CUDACC__

@@ -1,6 +1,7 @@
 // The answers of a build without CUDA. No kernel of it takes tensors on a device, so that nothing
 // is ever asked for memory or made current.
 // SPDX-License-Identifier: Apache-2.0
+#include "cuda/decode.h"
 #include "cuda/host.h"
 #include "cuda/kernels.h"
 #include "lln/error.h"
@@ -34,6 +35,16 @@ Scratch::Scratch(std::size_t, void*) { refuse(); }
 Scratch::~Scratch() = default;
 
 void throw_reported_faults(int) { refuse(); }
+
+void decode_clear(const DecodeShape&, const DecodeSlots&, std::int64_t, std::int64_t, void*) {
+  refuse();
+}
+void decode_merge(const DecodeShape&, const DecodeSlots&, const DecodeSlots&, std::int64_t, void*) {
+  refuse();
+}
+void copy_on_device(void*, const void*, std::size_t, void*) { refuse(); }
+void copy_to_host(void*, const void*, std::size_t, void*) { refuse(); }
+void copy_from_host(void*, const void*, std::size_t, void*) { refuse(); }
 
 }  // namespace cuda
 }  // namespace lln
