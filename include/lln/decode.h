@@ -47,8 +47,8 @@ std::size_t decode_state_bytes(const DecodeConfig& config, Device device = {});
 
 class DecodeState {
  public:
-  // An empty state in `memory`, which must stay alive and untouched and be aligned to 64 bytes: that
-  // of the device, where one is named. `stream` is a CUDA stream, null the default one.
+  // An empty state in `memory`, which must stay alive and untouched and be aligned to 64 bytes:
+  // that of the device, where one is named. `stream` is a CUDA stream, null the default one.
   DecodeState(const DecodeConfig& config, std::span<std::byte> memory, Device device = {},
               void* stream = nullptr);
   // Two objects must not share memory.

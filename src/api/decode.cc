@@ -170,7 +170,8 @@ std::vector<std::int64_t> DecodeState::counts() const {
                      slots * sizeof(std::int64_t), stream_);
   cuda::throw_reported_faults(device_.index);
   for (std::size_t b = 0; b < static_cast<std::size_t>(config_.batch); ++b) {
-    counts[b] = counts[b * static_cast<std::size_t>(config_.heads_k)];  // all its heads have as many
+    counts[b] =
+        counts[b * static_cast<std::size_t>(config_.heads_k)];  // all its heads have as many
   }
   counts.resize(static_cast<std::size_t>(config_.batch));
   return counts;
@@ -235,8 +236,8 @@ void DecodeState::merge(const DecodeState& later) {
   const DecodeShape shape = decode_shape(config_);
   if (!on_host()) {
     const cuda::CurrentDevice current(device_.index);
-    cuda::decode_merge(shape, device_slots(config_, memory_),
-                       device_slots(config_, later.memory_), slot_count(config_), stream_);
+    cuda::decode_merge(shape, device_slots(config_, memory_), device_slots(config_, later.memory_),
+                       slot_count(config_), stream_);
     return;
   }
   for (std::int64_t i = 0; i < slot_count(config_); ++i) {

@@ -15,8 +15,8 @@ __global__ void __launch_bounds__(kThreads)
   float* const memory = shape.slot(slots.memory, index).all.m;
   for (std::int64_t i = threadIdx.x; i < shape.floats(); i += kThreads) {
     // Both sets begin with their references.
-    const bool reference = i < shape.dp || (i >= shape.set_floats() &&
-                                            i < shape.set_floats() + shape.dp);
+    const bool reference =
+        i < shape.dp || (i >= shape.set_floats() && i < shape.set_floats() + shape.dp);
     memory[i] = reference ? kNoReference : 0;
   }
   if (threadIdx.x == 0) slots.tokens[index] = 0;

@@ -56,8 +56,8 @@ __global__ void __launch_bounds__(kStepThreads, kRows == 1 ? kBlocks : 1)
                      false);
   } else {
     const std::int64_t first = std::int64_t{tile} * kRows;
-    reader.read_rows({head, first, 0, 1, static_cast<int>(min(tokens - first, std::int64_t{kRows}))},
-                     false);
+    reader.read_rows(
+        {head, first, 0, 1, static_cast<int>(min(tokens - first, std::int64_t{kRows}))}, false);
   }
 }
 
@@ -69,8 +69,8 @@ void launch_read(const DecodeCall& c, std::int64_t slots, cudaStream_t stream) {
   const std::int64_t tiles = ceil_div(tokens == 1 ? group : tokens, kRows);
   if (slots * tiles == 0) return;
   const auto blocks = static_cast<unsigned>(slots * heads * tiles);
-  decode_read_kernel<kRows><<<blocks, kStepThreads, 0, stream>>>(
-      c, static_cast<unsigned>(tiles), static_cast<unsigned>(heads));
+  decode_read_kernel<kRows><<<blocks, kStepThreads, 0, stream>>>(c, static_cast<unsigned>(tiles),
+                                                                 static_cast<unsigned>(heads));
   check_launch("decode_read_kernel");
 }
 
@@ -106,8 +106,8 @@ std::string decode_refusal(const Problem& problem) {
   if (!problem.has_lln()) return "decoding is of lln and lln+diagB alone";
   if (problem.dtype == DType::f64) return "decoding takes f32, f16 and bf16";
   // No kernel has more blocks: a read takes kManyRows rows in each, a scan 8 of 256 channels.
-  const std::int64_t most = std::max<std::int64_t>(
-      32, ceil_div(std::max(problem.tokens, problem.tokens_k), kManyRows));
+  const std::int64_t most =
+      std::max<std::int64_t>(32, ceil_div(std::max(problem.tokens, problem.tokens_k), kManyRows));
   const double blocks = static_cast<double>(problem.batch) * static_cast<double>(problem.heads) *
                         static_cast<double>(most);
   if (blocks > 0x7FFFFFFF) return "more heads and rows than a grid has blocks";

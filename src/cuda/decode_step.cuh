@@ -174,9 +174,9 @@ class StepHead {
   __device__ void load_value(std::int64_t i) {
     const DeviceCall& call = c_.call;
     const bool real = threadIdx.x < static_cast<unsigned>(c_.shape.dv);
-    const float x = real ? load_number(call.v, call.dtype,
-                                       row_at(call.v, sequence_, head_k_, i) + threadIdx.x)
-                         : 0;
+    const float x =
+        real ? load_number(call.v, call.dtype, row_at(call.v, sequence_, head_k_, i) + threadIdx.x)
+             : 0;
     sh_.value[threadIdx.x] = x;
     if (real && c_.shape.block > 0) {
       slot_.block_v[block_keys_ * c_.shape.dvp + threadIdx.x] = x;
@@ -202,8 +202,8 @@ class StepHead {
         a[r] = exponent(call, scale_at(call.alpha, sequence_, head_of(r)), x);
       }
       const float top = warp_max(fmaxf(a[r] + all.m, a[r] + recent.m));
-      const float sum = warp_sum(all.s * exp2f(a[r] + all.m - top) +
-                                 recent.s * exp2f(a[r] + recent.m - top));
+      const float sum =
+          warp_sum(all.s * exp2f(a[r] + all.m - top) + recent.s * exp2f(a[r] + recent.m - top));
       if (lane == 0) sh_.masses[r][warp] = {top, sum};
     }
     __syncthreads();
@@ -302,8 +302,8 @@ class StepHead {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) mean[r] = scaled(sh_.keep[r], mean[r]);
       for (int j = first_; first_ < at_once_ && j < count; j += at_once_) {
-        const float4 v = *reinterpret_cast<const float4*>(slot_.block_v + (begin + j) * dvp +
-                                                          4 * column_);
+        const float4 v =
+            *reinterpret_cast<const float4*>(slot_.block_v + (begin + j) * dvp + 4 * column_);
 #pragma unroll
         for (int r = 0; r < kRows; ++r) add_scaled(mean[r], sh_.scores[r][j], v);
       }

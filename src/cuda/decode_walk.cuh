@@ -18,7 +18,7 @@ inline constexpr int kWalkRows = kWalkChunk / kWalkWarps;
 inline constexpr int kLaneChannels = 8;  // 256 channels over 32 lanes
 
 struct WalkShared {
-  float *c;        // [dp, kWalkColumns]: C
+  float* c;        // [dp, kWalkColumns]: C
   float *m, *s;    // [dp]
   float* keep;     // [dp]: what the state before a chunk is of the state after it
   float* u;        // [kWalkChunk, dp]: exponents of the keys, then their shares of the new state
@@ -89,8 +89,10 @@ __device__ inline void multiply_rows(float2 (&acc)[kWalkRows], const float* x, i
 #pragma unroll
     for (int r = 0; r < kWalkRows; ++r) {
       const float4 w = *reinterpret_cast<const float4*>(x + r * ld + l);
-      acc[r].x = fmaf(w.x, c[0].x, fmaf(w.y, c[1].x, fmaf(w.z, c[2].x, fmaf(w.w, c[3].x, acc[r].x))));
-      acc[r].y = fmaf(w.x, c[0].y, fmaf(w.y, c[1].y, fmaf(w.z, c[2].y, fmaf(w.w, c[3].y, acc[r].y))));
+      acc[r].x =
+          fmaf(w.x, c[0].x, fmaf(w.y, c[1].x, fmaf(w.z, c[2].x, fmaf(w.w, c[3].x, acc[r].x))));
+      acc[r].y =
+          fmaf(w.x, c[0].y, fmaf(w.y, c[1].y, fmaf(w.z, c[2].y, fmaf(w.w, c[3].y, acc[r].y))));
     }
   }
 }
@@ -164,8 +166,7 @@ class Walk {
   __device__ float value_number(std::int64_t token, int i) const {
     const DeviceCall& call = c_.call;
     if (column_ + i >= c_.shape.dv) return 0;
-    return load_number(call.v, call.dtype,
-                       row_at(call.v, sequence_, head_k_, token) + column_ + i);
+    return load_number(call.v, call.dtype, row_at(call.v, sequence_, head_k_, token) + column_ + i);
   }
 
   // Rows past the last key have no weight.
@@ -174,8 +175,7 @@ class Walk {
     for (int j = warp_; j < kWalkChunk; j += kWalkWarps) {
       for (int l = lane_; l < dp_; l += 32) {
         const bool there = j < count && l < d_;
-        sh_.u[j * dp_ + l] =
-            there ? exponent(c_.call, beta, key_number(first + j, l)) : -INFINITY;
+        sh_.u[j * dp_ + l] = there ? exponent(c_.call, beta, key_number(first + j, l)) : -INFINITY;
       }
       for (int i = lane_; i < kWalkColumns; i += 32) {
         sh_.v[j * kWalkColumns + i] = j < count ? value_number(first + j, i) : 0;

@@ -30,6 +30,21 @@ LLN_HOST_DEVICE inline Moments merged(const Moments& x, const Moments& y) noexce
   return {count, x.mean + gap * share, x.m2 + y.m2 + gap * gap * x.count * share};
 }
 
+// Moments::variance() for kernels on a device.
+LLN_HOST_DEVICE inline double variance_of(const Moments& m) noexcept {
+  return m.count > 1 ? m.m2 / (m.count - 1) : 0;
+}
+
+// Takes the moments of one step into running ones; a step without numbers changes nothing.
+LLN_HOST_DEVICE inline void take_step(RunningMoments::Head& head, double decay,
+                                      const Moments& step) noexcept {
+  if (step.count == 0) return;
+  head.weight = decay * head.weight + (1 - decay);
+  const double share = (1 - decay) / head.weight;  // 1 at the first step: no start value to forget
+  head.mean += share * (step.mean - head.mean);
+  head.variance += share * (variance_of(step) - head.variance);
+}
+
 // A standard deviation or a scaled one below this counts as this.
 inline constexpr double kLeastSigma = 1e-4;
 
