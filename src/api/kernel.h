@@ -44,6 +44,8 @@ struct Call {
   // is given.
   float* state = nullptr;
   std::span<const std::int64_t> tokens_before;
+  // On a device the tokens are there too, a count for each slot, and the kernel advances them.
+  std::int64_t* slot_tokens = nullptr;
   // workspace_bytes() of the chosen kernel, uninitialised; on a device aligned to 256 bytes.
   std::byte* workspace = nullptr;
   Parallel* parallel = nullptr;  // null: run on the calling thread

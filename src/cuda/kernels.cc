@@ -5,6 +5,8 @@
 #include <iterator>
 #include <utility>
 
+#include "cuda/decode.h"
+
 namespace lln {
 namespace {
 
@@ -27,11 +29,13 @@ std::vector<Kernel> cuda_backward_kernels() {
 
 std::vector<Kernel> cuda_append_kernels() {
   std::vector<Kernel> list;
+  add(list, cuda::decode_append_kernels());
   return list;
 }
 
 std::vector<Kernel> cuda_step_kernels() {
   std::vector<Kernel> list;
+  add(list, cuda::decode_step_kernels());
   return list;
 }
 
