@@ -95,7 +95,8 @@ void ProblemData::make_lengths(TensorMemory& memory) {
 void ProblemData::make_state(TensorMemory& memory) {
   const Problem& p = problem_;
   const DecodeConfig config = conformance::decode_config(p, options_);
-  state_.emplace(config, memory.zeros(decode_state_bytes(config)));
+  state_.emplace(config, memory.zeros(decode_state_bytes(config, p.device)), p.device,
+                 exec_.stream);
   // An append without rows and a read without keys are given none.
   if (p.op == Op::append && p.tokens == 0) {
     in_.q = {};
