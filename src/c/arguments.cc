@@ -56,6 +56,10 @@ Device Arguments::device(const std::string& name, const lln_device& device) {
   return {constant(name + ".device.kind", device.kind, DeviceKind::cuda), device.index};
 }
 
+Device Arguments::place(const lln_device& device) {
+  return {constant("device.kind", device.kind, DeviceKind::cuda), device.index};
+}
+
 View Arguments::output(const char* name, const lln_view& v) {
   View view{.data = v.data,
             .dtype = constant(fmt::format("{}.dtype", name), v.dtype, DType::f64),
@@ -170,6 +174,12 @@ MatchingOutputs Arguments::matching(const lln_matching_outputs* out) {
           .beta = output("beta (output)", out->beta)};
 }
 
+DeviceRunningMoments Arguments::running(const lln_device_running* running) {
+  required("running", running);
+  if (running == nullptr) return {};
+  return {.decay = running->decay, .heads = output("running.heads", running->heads)};
+}
+
 MatchingOptions Arguments::matching(const lln_matching_options* options) {
   if (options == nullptr) return {};
   MatchingOptions to{.mode = constant("mode", options->mode, Matching::ema),
@@ -179,6 +189,10 @@ MatchingOptions Arguments::matching(const lln_matching_options* options) {
     to.constants = MatchingConstants{options->constants->a, options->constants->b};
   }
   if (options->running != nullptr) to.running = &options->running->value;
+  if (options->running_on_device != nullptr) {
+    running_ = running(options->running_on_device);
+    to.running_on_device = &running_;
+  }
   return to;
 }
 

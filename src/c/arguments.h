@@ -41,6 +41,8 @@ class Arguments {
   MatchingOutputs matching(const lln_matching_outputs* out);
   MatchingOptions matching(const lln_matching_options* options);  // null: the defaults
   DecodeConfig decode(const lln_decode_config* config);
+  DeviceRunningMoments running(const lln_device_running* running);
+  Device place(const lln_device& device);
   Exec exec(const lln_exec* exec);  // null: the defaults
   Op op(lln_op op);
   View output(const char* name, const lln_view& view);
@@ -60,6 +62,7 @@ class Arguments {
   AttentionSaved saved(const lln_attention_saved& saved);
 
   const char* call_;
+  DeviceRunningMoments running_;  // that matching options point to
   Faults faults_;
 };
 

@@ -38,6 +38,30 @@ lln_status lln_decode_config_init(lln_decode_config* config) {
   });
 }
 
+lln_status lln_decode_state_bytes_on(const lln_decode_config* config, lln_device device,
+                                     size_t* bytes) {
+  return guarded(__func__, [&](Arguments& arguments) {
+    const lln::DecodeConfig from = arguments.decode(config);
+    const lln::Device where = arguments.place(device);
+    arguments.required("bytes", bytes);
+    arguments.check();
+    *bytes = lln::decode_state_bytes(from, where);
+  });
+}
+
+lln_status lln_decode_create_on(const lln_decode_config* config, lln_device device, void* stream,
+                                void* memory, size_t bytes, lln_decode_state** state) {
+  return guarded(__func__, [&](Arguments& arguments) {
+    const lln::DecodeConfig from = arguments.decode(config);
+    const lln::Device where = arguments.place(device);
+    arguments.required("memory", memory);
+    arguments.required("state", state);
+    arguments.check();
+    const std::span<std::byte> owned(static_cast<std::byte*>(memory), bytes);
+    *state = new lln_decode_state{lln::DecodeState(from, owned, where, stream)};
+  });
+}
+
 lln_status lln_decode_state_bytes(const lln_decode_config* config, size_t* bytes) {
   return guarded(__func__, [&](Arguments& arguments) {
     const lln::DecodeConfig from = arguments.decode(config);

@@ -45,6 +45,12 @@ static void test_null_pointers(void) {
   CHECK_INVALID(lln_decode_config_init(NULL), "config is null");
   CHECK_INVALID(lln_decode_state_bytes(NULL, &bytes), "config is null");
   CHECK_INVALID(lln_decode_create(NULL, NULL, 0, NULL), "config is null; memory is null; state is");
+  const lln_device nowhere = {.kind = 7};
+  CHECK_INVALID(lln_decode_state_bytes_on(NULL, nowhere, &bytes),
+                "config is null; device.kind is 7: expected 0 to 1");
+  CHECK_INVALID(lln_decode_create_on(NULL, nowhere, NULL, NULL, 0, NULL), "device.kind is 7");
+  CHECK_INVALID(lln_update_device_moments(NULL, NULL, NULL), "running is null; in is null");
+  CHECK_INVALID(lln_matching_workspace_bytes(NULL, NULL), "in is null; bytes is null");
   CHECK_INVALID(lln_decode_get_config(NULL, NULL), "state is null; config is null");
   CHECK_INVALID(lln_decode_tokens(NULL, 0, NULL), "state is null; tokens is null");
   CHECK_INVALID(lln_decode_reset(NULL), "state is null");
