@@ -18,7 +18,8 @@ struct Rows {
   std::int64_t batch = 0, head = 0, token = 0;
 };
 
-// alpha or beta, f32 [S, heads, 1, 1]; strides are 0 where it broadcasts.
+// alpha or beta, f32 [S, heads, 1, 1]; strides are 0 where it broadcasts. No data: the call has no
+// use for it, and it counts as 1.
 struct Scale {
   const float* data = nullptr;
   std::int64_t sequence = 0, head = 0;
@@ -143,15 +144,15 @@ __device__ inline bool key_valid(const Sequences& all, const DeviceSequence& seq
 }
 
 __device__ inline float scale_at(const Scale& scale, std::int64_t s, std::int64_t head) {
-  return scale.data[s * scale.sequence + head * scale.head];
+  return scale.data == nullptr ? 1.0F : scale.data[s * scale.sequence + head * scale.head];
 }
 
 __device__ inline float weight_at(const Weight& weight, std::int64_t b, std::int64_t h,
                                   std::int64_t n, std::int64_t c) {
-  const float value = weight.data == nullptr
-                          ? weight.constant
-                          : weight.data[b * weight.batch + h * weight.head + n * weight.token +
-                                        c * weight.channel];
+  const float value =
+      weight.data == nullptr
+          ? weight.constant
+          : weight.data[b * weight.batch + h * weight.head + n * weight.token + c * weight.channel];
   return weight.complement ? 1 - value : value;
 }
 
@@ -163,23 +164,23 @@ struct DeviceCall {
   std::int64_t diag_block;
   Feature feature;
   float power;
-  Rows q, k, v, o;         // forward
-  Rows g, dq, dk, dv;      // backward
+  Rows q, k, v, o;     // forward
+  Rows g, dq, dk, dv;  // backward
   Scale alpha, beta;
   Weight lln_weight, diag_weight;
   Sequences sequences;
 };
 
-// Fills everything but the jobs; `table` is device memory for table_bytes(), not null where
-// needs_table() says so.
+// Fills everything but the jobs and the table.
 DeviceCall make_device_call(const Call& call);
 bool needs_table(const Problem& problem);
-std::size_t table_bytes(const Problem& problem);
+std::size_t table_bytes(const Problem& problem);  // a multiple of 256; 0 where none is needed
 // Jobs of all sequences together, at most, where each has at most `tokens` (packed: all of them).
 std::int64_t job_limit(const Problem& problem, const Jobs& jobs, std::int64_t tokens);
-// Launches the kernel that writes the table (where one is needed) and sets sequences.table, the job
-// limits and the jobs. Lengths out of range are cut to what the tensors hold, and reported
-// (device.h).
+// Launches the kernel that writes the table (where one is needed: then `table` is device memory of
+// table_bytes()) and sets sequences.table, the job limits and the jobs. Lengths out of range are
+// cut to what the tensors hold, cumulative lengths that are not right leave all sequences without a
+// token; both are reported (device.h).
 void prepare_sequences(const Call& call, const Jobs& q_jobs, const Jobs& k_jobs, void* table,
                        DeviceCall& device);
 

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "lln/problem.h"
+#include "math/host_device.h"
 
 namespace lln {
 
@@ -24,7 +25,7 @@ struct LogFeature {
 };
 
 template <class T>
-LogFeature<T> log_feature(Feature feature, T power, T x) {
+LLN_HOST_DEVICE LogFeature<T> log_feature(Feature feature, T power, T x) {
   switch (feature) {
     case Feature::exp:
       return {x, T(1)};
@@ -53,7 +54,7 @@ LogFeature<T> log_feature(Feature feature, T power, T x) {
 }
 
 template <class T>
-T clamp_exponent(T x) {
+LLN_HOST_DEVICE T clamp_exponent(T x) {
   if (x > T(kExponentLimit)) return T(kExponentLimit);
   if (x < -T(kExponentLimit)) return -T(kExponentLimit);
   return x;  // NaN stays

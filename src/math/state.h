@@ -13,6 +13,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "math/host_device.h"
+
 namespace lln {
 
 // Rows of a state are padded to this many floats, a cache line.
@@ -43,27 +45,29 @@ inline constexpr std::int64_t kRecentTokens = 256;
 
 // Sizes of a slot, and where it lies.
 struct DecodeShape {
-  DecodeShape(std::int64_t dim, std::int64_t dim_v, std::int64_t diag_block)
+  LLN_HOST_DEVICE DecodeShape(std::int64_t dim, std::int64_t dim_v, std::int64_t diag_block)
       : d(dim), dv(dim_v), dp(padded(dim)), dvp(padded(dim_v)), block(diag_block) {}
   std::int64_t d, dv, dp, dvp;
   std::int64_t block;  // 0: no block-diagonal part
 
-  std::int64_t set_floats() const noexcept { return 2 * dp + d * dvp; }
-  std::int64_t floats() const noexcept { return 2 * set_floats() + block * (dp + dvp); }
-  DecodeSlot slot(float* memory, std::int64_t index) const noexcept {
+  LLN_HOST_DEVICE std::int64_t set_floats() const noexcept { return 2 * dp + d * dvp; }
+  LLN_HOST_DEVICE std::int64_t floats() const noexcept {
+    return 2 * set_floats() + block * (dp + dvp);
+  }
+  LLN_HOST_DEVICE DecodeSlot slot(float* memory, std::int64_t index) const noexcept {
     float* const all = memory + index * floats();
     float* const recent = all + set_floats();
     float* const block_k = recent + set_floats();
     return {set_at(all), set_at(recent), block_k, block_k + block * dp};
   }
   // Keys of the running block when a sequence has seen so many tokens.
-  std::int64_t block_tokens(std::int64_t tokens) const noexcept {
+  LLN_HOST_DEVICE std::int64_t block_tokens(std::int64_t tokens) const noexcept {
     return tokens == 0 || block == 0 ? 0 : (tokens - 1) % block + 1;
   }
 
  private:
-  KeySet set_at(float* m) const noexcept { return {m, m + dp, m + 2 * dp}; }
-  static std::int64_t padded(std::int64_t n) noexcept {
+  LLN_HOST_DEVICE KeySet set_at(float* m) const noexcept { return {m, m + dp, m + 2 * dp}; }
+  LLN_HOST_DEVICE static std::int64_t padded(std::int64_t n) noexcept {
     return (n + kStatePad - 1) / kStatePad * kStatePad;
   }
 };
@@ -91,11 +95,13 @@ struct JoinedMass {
 
 // With m the larger of both references,
 //   s = s_1 2^(m_1 - m) + s_2 2^(m_2 - m),   first = s_1 2^(m_1 - m) / s.
-inline JoinedMass join_mass(float m1, float s1, float m2, float s2) noexcept {
-  const float m = std::max(m1, m2);
-  const double first = s1 == 0 ? 0 : s1 * std::exp2(static_cast<double>(m1) - m);
-  const double second = s2 == 0 ? 0 : s2 * std::exp2(static_cast<double>(m2) - m);
-  const double total = first + second;
+// In f64, or in f32 where kernels on a device join sets on their way.
+template <class Real = double>
+LLN_HOST_DEVICE inline JoinedMass join_mass(float m1, float s1, float m2, float s2) noexcept {
+  const float m = m1 < m2 ? m2 : m1;
+  const Real first = s1 == 0 ? 0 : s1 * std::exp2(static_cast<Real>(m1) - m);
+  const Real second = s2 == 0 ? 0 : s2 * std::exp2(static_cast<Real>(m2) - m);
+  const Real total = first + second;
   if (total == 0) return {kNoReference, 0, 0, 0};
   return {m, static_cast<float>(total), static_cast<float>(first / total),
           static_cast<float>(second / total)};
