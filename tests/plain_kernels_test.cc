@@ -30,7 +30,8 @@ std::vector<Case> table() {
 #endif
 }
 
-void expect_case(const Case& c, bool reverse, Parallel* parallel) {
+// Returns the largest error / tolerance.
+double expect_case(const Case& c, bool reverse, Parallel* parallel) {
   const conformance::Truth truth = conformance::make_truth(c, parallel);
   const Inputs in = conformance::make_inputs(c, c.problem.dtype);
   TensorSet forward;
@@ -41,21 +42,26 @@ void expect_case(const Case& c, bool reverse, Parallel* parallel) {
   }
   const TensorSet outputs =
       run_plain(c, in, {reverse, {forward.view("key_lse"), forward.view("channel_values")}});
+  double worst = 0;
   for (const TensorSet::Entry& entry : outputs.entries()) {
     const conformance::Comparison comparison = conformance::compare(
         entry.name, entry.tensor, truth.reference.at(entry.name), truth.plain.values.at(entry.name),
         truth.plain.sizes.at(entry.name), truth.plain.exponent);
     EXPECT_TRUE(comparison.passed()) << to_string(c) << '\n' << to_string(comparison);
+    worst = std::max(worst, comparison.ratio());
   }
+  return worst;
 }
 
 // Every second case runs its threads and blocks backwards.
 TEST(PlainKernels, CaseTable) {
   ThreadPool pool;
   int count = 0;
+  double worst = 0;
   for (const Case& c : table()) {
-    if (taken(c)) expect_case(c, ++count % 2 == 0, &pool);
+    if (taken(c)) worst = std::max(worst, expect_case(c, ++count % 2 == 0, &pool));
   }
+  fmt::print("{} cases, worst error / tolerance {:.3f}\n", count, worst);
   EXPECT_GT(count, 50);
 }
 

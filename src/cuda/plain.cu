@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/plain.h"
 
+#include <algorithm>
+
 #include "cuda/device.h"
 #include "cuda/plain_plan.cuh"
 
@@ -24,9 +26,10 @@ struct DeviceBlock {
 };
 
 template <class Body>
-__global__ void __launch_bounds__(kThreads) plain_kernel(const __grid_constant__ Body body) {
+__global__ void __launch_bounds__(kThreads, 3)
+    plain_kernel(const __grid_constant__ Body body, const std::int64_t first) {
   DeviceBlock block;
-  body(block, blockIdx.x);
+  body(block, first + blockIdx.x);
 }
 
 struct DeviceLaunch {
@@ -34,16 +37,18 @@ struct DeviceLaunch {
 
   template <class Body>
   void operator()(const Body& body, std::int64_t blocks, int shared) const {
-    if (blocks == 0) return;
     constexpr int kWithoutAsking = 48 * 1024;
     if (shared > kWithoutAsking) {
       check(cudaFuncSetAttribute(plain_kernel<Body>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  shared),
             Body::kName);
     }
-    plain_kernel<Body>
-        <<<static_cast<unsigned>(blocks), kThreads, static_cast<unsigned>(shared), stream>>>(body);
-    check_launch(Body::kName);
+    constexpr std::int64_t kMostBlocks = 1 << 30;  // of a grid; a kernel may have more
+    for (std::int64_t first = 0; first < blocks; first += kMostBlocks) {
+      const auto count = static_cast<unsigned>(std::min(blocks - first, kMostBlocks));
+      plain_kernel<Body><<<count, kThreads, static_cast<unsigned>(shared), stream>>>(body, first);
+      check_launch(Body::kName);
+    }
   }
 };
 

@@ -255,9 +255,15 @@ enum TileSet : unsigned {
   kTileZ = 32,  // [tile, dim_v]: dv, or the rows of one part
 };
 
+struct TokenSpan {
+  std::int64_t begin, end;  // empty where end <= begin
+};
+
 struct Tiles {
   __host__ __device__ Tiles(SharedMemory memory, const PlainCall& p, unsigned set)
       : ld(p.ld()), ld_v(p.ld_v()), ld_p(p.tile + 1) {
+    constexpr int kSpanFloats = sizeof(TokenSpan) / sizeof(float);
+    seen = reinterpret_cast<TokenSpan*>(memory.take(p.tile * kSpanFloats));  // first: aligned
     const auto tile = [&](unsigned which, int width) {
       return (set & which) != 0 ? memory.take(p.tile * width) : nullptr;
     };
@@ -282,6 +288,7 @@ struct Tiles {
   }
 
   int ld, ld_v, ld_p;
+  TokenSpan* seen;  // [tile]: keys of the block-diagonal part that each row sees
   float *x, *k, *y, *v, *w, *z;
   float* stage;
   float *pairs, *dpairs;        // [tile, tile]: rows by keys

@@ -7,10 +7,6 @@
 
 namespace lln::cuda::plain {
 
-struct TokenSpan {
-  std::int64_t begin, end;  // empty where end <= begin
-};
-
 // First token of the block of a token that is not before the first valid key.
 __device__ inline std::int64_t block_begin(const PlainCall& p, const DeviceSequence& sequence,
                                            std::int64_t token) {
@@ -62,16 +58,23 @@ __device__ inline TokenSpan rows_of_keys(const PlainCall& p, const DeviceSequenc
   return {rows_of_key(p, sequence, begin).begin, rows_of_key(p, sequence, end - 1).end};
 }
 
+// tiles.seen of the rows from `begin` on.
+template <class Block>
+__device__ void find_seen(Block& block, const PlainCall& p, const Place& at, const Tiles& tiles,
+                          std::int64_t begin, int rows) {
+  for_each(block, rows, [&](int r) { tiles.seen[r] = keys_of_row(p, at.sequence, begin + r); });
+}
+
 // tiles.pairs = scores of the rows in tiles.x against the keys in tiles.k, in units of log2, -inf
 // where a row does not see a key.
 template <class Block>
 __device__ void score_tile(Block& block, const PlainCall& p, const Place& at, const Tiles& tiles,
-                           std::int64_t row_begin, int rows, std::int64_t key_begin) {
+                           int rows, std::int64_t key_begin) {
   const Elements e{p, at};
   const float scale = 1 / sqrtf(static_cast<float>(p.dim));
   multiply<2, 2>(block, rows, p.tile, p.dim, {tiles.x, tiles.ld, 1}, {tiles.k, 1, tiles.ld},
                  WholeDepth{}, [&](int r, int j, float sum) {
-                   const TokenSpan keys = keys_of_row(p, at.sequence, row_begin + r);
+                   const TokenSpan keys = tiles.seen[r];
                    const std::int64_t key = key_begin + j;
                    const bool sees = key >= keys.begin && key < keys.end && e.valid(key);
                    tiles.pairs[r * tiles.ld_p + j] =
@@ -93,21 +96,19 @@ template <class Block, class Body>
 __device__ void for_each_key_tile(Block& block, const PlainCall& p, const Place& at,
                                   const Tiles& tiles, std::int64_t begin, int rows, Body tile) {
   const TokenSpan keys = keys_of_rows(p, at.sequence, begin, begin + rows);
+  find_seen(block, p, at, tiles, begin, rows);
   for (std::int64_t j = keys.begin; j < keys.end; j += p.tile) {
     load_keys<false>(block, p, at, tiles, j);
-    score_tile(block, p, at, tiles, begin, rows, j);
+    score_tile(block, p, at, tiles, rows, j);
     tile(j);
   }
 }
 
 // out[rows, dim_v] = the average over the keys so far and those of a tile.
 template <class Block>
-__device__ void average_values(Block& block, const PlainCall& p, const Place& at,
-                               const Tiles& tiles, std::int64_t begin, int rows,
+__device__ void average_values(Block& block, const PlainCall& p, const Tiles& tiles, int rows,
                                std::int64_t key_begin, float* out) {
-  const auto seen = [&](int r) {
-    return in_tile(keys_of_row(p, at.sequence, begin + r), key_begin, p.tile);
-  };
+  const auto seen = [&](int r) { return in_tile(tiles.seen[r], key_begin, p.tile); };
   multiply_part(block, rows, p.dim_v, p.tile, {tiles.pairs, tiles.ld_p, 1},
                 {tiles.v, tiles.ld_v, 1}, seen, [&](int r, int c, float sum) {
                   float& to = out[r * tiles.ld_v + c];
@@ -133,7 +134,7 @@ __device__ void diag_rows(Block& block, const PlainCall& p, const Place& at, con
   load_queries<false>(block, p, at, tiles, begin, rows);
   for_each_key_tile(block, p, at, tiles, begin, rows, [&](std::int64_t j) {
     soften_rows(block, tiles.pairs, tiles.ld_p, rows, p.tile, tiles.row, tiles.scratch);
-    average_values(block, p, at, tiles, begin, rows, j, out);
+    average_values(block, p, tiles, rows, j, out);
   });
 }
 
@@ -169,15 +170,13 @@ __device__ void diag_row_gradients(Block& block, const PlainCall& p, const Place
           return weight == 0 ? 0.0F : weight * tiles.dpairs[r * tiles.ld_p + i];
         },
         [&](int r, float sum) { tiles.delta[r] = tiles.row.keep[r] * tiles.delta[r] + sum; });
-    if (p.wants_weights) average_values(block, p, at, tiles, begin, rows, j, tiles.z);
+    if (p.wants_weights) average_values(block, p, tiles, rows, j, tiles.z);
   });
   const float scale = 1 / sqrtf(static_cast<float>(p.dim));
   for_each_key_tile(block, p, at, tiles, begin, rows, [&](std::int64_t j) {
     value_products(block, p, tiles, rows);
     score_gradients(block, p, tiles, rows);
-    const auto seen = [&](int r) {
-      return in_tile(keys_of_row(p, at.sequence, begin + r), j, p.tile);
-    };
+    const auto seen = [&](int r) { return in_tile(tiles.seen[r], j, p.tile); };
     multiply_part(block, rows, p.dim, p.tile, {tiles.dpairs, tiles.ld_p, 1}, {tiles.k, tiles.ld, 1},
                   seen, [&](int r, int l, float sum) { tiles.y[r * tiles.ld + l] += scale * sum; });
   });
@@ -210,7 +209,8 @@ __device__ void diag_key_gradients(Block& block, const PlainCall& p, Place at, c
         tiles.row.inverse[r] = p.diag.inverse[from];
         tiles.delta[r] = p.diag.delta[from];
       });
-      score_tile(block, p, at, tiles, i, rows, begin);
+      find_seen(block, p, at, tiles, i, rows);
+      score_tile(block, p, at, tiles, rows, begin);
       value_products(block, p, tiles, rows);
       score_gradients(block, p, tiles, rows);
       const auto seen = [&](int j) {

@@ -37,12 +37,14 @@ struct PartTiles {
         values(memory.take(kMaxTile * kStageLd)),
         sums(memory.take(kStage * kStageLd)),
         channel{memory.take(kStage), memory.take(kStage), memory.take(kStage), memory.take(kStage)},
+        row_m(memory.take(kMaxTile)),
+        row_inverse(memory.take(kMaxTile)),
         delta(memory.take(kMaxTile)),
         used(memory.used()) {}
   float *weights, *values;  // [tokens, channels]
   float* sums;
   Running channel;
-  float* delta;
+  float *row_m, *row_inverse, *delta;  // statistics of rows
   int used;
 };
 
@@ -236,27 +238,26 @@ struct RowSums {
     const float* const c = tiles.channel.m;
     float* const t = tiles.channel.s;
     // Rows that see no key take no part, whatever they hold.
-    const auto takes_part = [&](int r) {
-      return n + r < at.end && p.lln.inverse[row_index(p, at, n + r)] != 0;
-    };
+    for_each(block, kMaxTile, [&](int r) {
+      const std::int64_t i = row_index(p, at, n + r);
+      tiles.row_inverse[r] = n + r < at.end ? p.lln.inverse[i] : 0.0F;
+      tiles.row_m[r] = tiles.row_inverse[r] == 0 ? 0.0F : p.lln.m[i];
+      tiles.delta[r] = tiles.row_inverse[r] == 0 ? 0.0F : p.lln.delta[i];
+    });
     for_each_element(block, kMaxTile, part.rows, [&](int r, int l) {
       float weight = 0;
-      if (takes_part(r) && c[l] != -kInfinity) {
-        const std::int64_t i = row_index(p, at, n + r);
+      if (tiles.row_inverse[r] != 0 && c[l] != -kInfinity) {
         const float a = exponent_of(p, alpha, e.q(n + r, part.l0 + l)).value;
-        weight = exp2f(a + c[l] - p.lln.m[i]) * p.lln.inverse[i];
+        weight = exp2f(a + c[l] - tiles.row_m[r]) * tiles.row_inverse[r];
       }
       tiles.weights[r * kStageLd + l] = weight;
     });
     for_each_element(block, kMaxTile, part.columns, [&](int r, int column) {
       float x = 0;
-      if (takes_part(r)) {
+      if (tiles.row_inverse[r] != 0) {
         x = e.g(n + r, part.c0 + column) * e.lln_weight(n + r, part.c0 + column);
       }
       tiles.values[r * kStageLd + column] = x;
-    });
-    for_each(block, kMaxTile, [&](int r) {
-      tiles.delta[r] = takes_part(r) ? p.lln.delta[row_index(p, at, n + r)] : 0.0F;
     });
     for_each(block, part.rows, [&](int l) {
       float sum = 0;
