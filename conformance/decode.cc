@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 
+#include "lln/error.h"
+
 namespace lln::conformance {
 namespace {
 
@@ -23,10 +25,21 @@ AnyView rows_from(AnyView view, std::int64_t begin, std::int64_t count) {
 
 }  // namespace
 
-OwnedState::OwnedState(const DecodeConfig& config)
-    : bytes_(decode_state_bytes(config)), memory_(new (std::align_val_t{64}) std::byte[bytes_]) {
-  std::fill_n(memory_.get(), bytes_, std::byte{0xFF});
-  state_ = std::make_unique<DecodeState>(config, memory());
+OwnedState::OwnedState(const DecodeConfig& config, Device device, void* stream)
+    : bytes_(decode_state_bytes(config, device)) {
+  if (device.kind == DeviceKind::cpu) {
+    memory_.reset(new (std::align_val_t{64}) std::byte[bytes_]);
+    std::fill_n(memory_.get(), bytes_, std::byte{0xFF});
+  } else {
+    device_memory_.emplace(device, bytes_);
+  }
+  state_ = std::make_unique<DecodeState>(config, device_memory_ ? device_memory_->span() : memory(),
+                                         device, stream);
+}
+
+void OwnedState::check_guards() const {
+  if (!device_memory_ || device_memory_->guards_untouched()) return;
+  throw Error(ErrorCode::internal, "a kernel wrote before or behind the memory of a state");
 }
 
 DecodeConfig decode_config(const Problem& p, const AttentionOptions& o) {
@@ -67,14 +80,24 @@ View token_range(const View& o, std::int64_t begin, std::int64_t count) {
   return rows_from(o, begin, count);
 }
 
-void decode_all(const Case& c, const Inputs& in, const View& o, const Exec& exec) {
-  OwnedState state(decode_config(c));
+void decode_all(const Case& c, const Inputs& in, const CaseViews& views, const Exec& exec) {
+  const Device device = c.problem.device;
+  OwnedState state(decode_config(c), device, exec.stream);
   std::vector<std::int32_t> lengths;
+  std::optional<DeviceMemory> device_lengths;
+  AttentionInputs all = views.in;
+  all.key_lengths = in.views().key_lengths;
   std::int64_t begin = 0;
   for (std::size_t i = 0; begin < c.problem.tokens; ++i) {
     const std::int64_t count = std::min(kPieces[i % kPieces.size()], c.problem.tokens - begin);
-    const AttentionInputs piece = token_range(in.views(), begin, count, lengths);
-    const View rows = token_range(o, begin, count);
+    AttentionInputs piece = token_range(all, begin, count, lengths);
+    if (piece.key_lengths.given() && device.kind != DeviceKind::cpu) {
+      if (!device_lengths) device_lengths.emplace(device, 4 * lengths.size());
+      device_lengths->write(std::as_bytes(std::span(lengths)));
+      piece.key_lengths = on(device, piece.key_lengths);
+      piece.key_lengths.data = device_lengths->data();
+    }
+    const View rows = token_range(views.out.o, begin, count);
     if (count == 1) {
       state->step(piece, rows, exec);
     } else {
@@ -82,6 +105,7 @@ void decode_all(const Case& c, const Inputs& in, const View& o, const Exec& exec
     }
     begin += count;
   }
+  state.check_guards();
 }
 
 Case causal_case(const Case& c) {

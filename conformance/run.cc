@@ -35,7 +35,7 @@ class PoisonedWorkspace {
 void run_op(const Case& c, const Inputs& in, const CaseViews& views, const Exec& exec) {
   switch (c.problem.op) {
     case Op::append:
-      return decode_all(c, in, views.out.o, exec);
+      return decode_all(c, in, views, exec);
     case Op::forward:
       return attention_forward(views.in, views.out, options(c), exec);
     default:
