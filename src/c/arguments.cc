@@ -56,10 +56,6 @@ Device Arguments::device(const std::string& name, const lln_device& device) {
   return {constant(name + ".device.kind", device.kind, DeviceKind::cuda), device.index};
 }
 
-Device Arguments::place(const lln_device& device) {
-  return {constant("device.kind", device.kind, DeviceKind::cuda), device.index};
-}
-
 View Arguments::output(const char* name, const lln_view& v) {
   View view{.data = v.data,
             .dtype = constant(fmt::format("{}.dtype", name), v.dtype, DType::f64),
@@ -174,12 +170,6 @@ MatchingOutputs Arguments::matching(const lln_matching_outputs* out) {
           .beta = output("beta (output)", out->beta)};
 }
 
-DeviceRunningMoments Arguments::running(const lln_device_running* running) {
-  required("running", running);
-  if (running == nullptr) return {};
-  return {.decay = running->decay, .heads = output("running.heads", running->heads)};
-}
-
 MatchingOptions Arguments::matching(const lln_matching_options* options) {
   if (options == nullptr) return {};
   MatchingOptions to{.mode = constant("mode", options->mode, Matching::ema),
@@ -194,6 +184,12 @@ MatchingOptions Arguments::matching(const lln_matching_options* options) {
     to.running_on_device = &running_;
   }
   return to;
+}
+
+DeviceRunningMoments Arguments::running(const lln_device_running_moments* running) {
+  required("running", running);
+  if (running == nullptr) return {};
+  return {.decay = running->decay, .heads = output("running.heads", running->heads)};
 }
 
 DecodeConfig Arguments::decode(const lln_decode_config* config) {

@@ -159,7 +159,18 @@ lln_status lln_match_moments(const lln_matching_inputs* in, const lln_matching_o
   });
 }
 
-lln_status lln_update_device_moments(const lln_device_running* running,
+lln_status lln_update_moments(lln_running_moments* running, const lln_matching_inputs* in,
+                              const lln_exec* exec) {
+  return guarded(__func__, [&](Arguments& arguments) {
+    arguments.required("running", running);
+    const lln::MatchingInputs inputs = arguments.matching(in);
+    const lln::Exec how = arguments.exec(exec);
+    arguments.check();
+    lln::update_moments(running->value, inputs, how);
+  });
+}
+
+lln_status lln_update_device_moments(const lln_device_running_moments* running,
                                      const lln_matching_inputs* in, const lln_exec* exec) {
   return guarded(__func__, [&](Arguments& arguments) {
     const lln::DeviceRunningMoments moments = arguments.running(running);
@@ -176,16 +187,5 @@ lln_status lln_matching_workspace_bytes(const lln_matching_inputs* in, size_t* b
     arguments.required("bytes", bytes);
     arguments.check();
     *bytes = lln::matching_workspace_bytes(inputs);
-  });
-}
-
-lln_status lln_update_moments(lln_running_moments* running, const lln_matching_inputs* in,
-                              const lln_exec* exec) {
-  return guarded(__func__, [&](Arguments& arguments) {
-    arguments.required("running", running);
-    const lln::MatchingInputs inputs = arguments.matching(in);
-    const lln::Exec how = arguments.exec(exec);
-    arguments.check();
-    lln::update_moments(running->value, inputs, how);
   });
 }

@@ -65,8 +65,8 @@ static Owned create(lln_kind kind) {
   CHECK_OK(lln_decode_state_bytes_on(&config, cpu, &same));
   CHECK_OK(lln_decode_state_bytes_on(&config, absent, &on_device));
   CHECK(same == bytes && on_device > bytes);  // there the counts of tokens are in it too
-  CHECK_INVALID(lln_decode_create_on(&config, absent, NULL, memory, bytes, &owned.state), "bytes");
-  CHECK_ERROR(lln_decode_create_on(&config, absent, NULL, memory, on_device, &owned.state),
+  CHECK_INVALID(lln_decode_create_on(&config, memory, bytes, absent, NULL, &owned.state), "bytes");
+  CHECK_ERROR(lln_decode_create_on(&config, memory, on_device, absent, NULL, &owned.state),
               LLN_ERROR_UNSUPPORTED, "no state of");
   CHECK(owned.state == NULL);
   CHECK_OK(lln_decode_create(&config, memory, bytes, &owned.state));
