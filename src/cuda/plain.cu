@@ -38,9 +38,9 @@ struct DeviceLaunch {
   template <class Body>
   void operator()(const Body& body, std::int64_t blocks, int shared) const {
     constexpr int kWithoutAsking = 48 * 1024;
-    if (shared > kWithoutAsking) {
+    if (shared > kWithoutAsking) {  // always the same: calls of other threads need more or less
       check(cudaFuncSetAttribute(plain_kernel<Body>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 shared),
+                                 kSharedBytes),
             Body::kName);
     }
     constexpr std::int64_t kMostBlocks = 1 << 30;  // of a grid; a kernel may have more

@@ -229,21 +229,32 @@ struct Elements {
   }
 };
 
-// Hands out shared memory; without memory it only counts.
-class SharedMemory {
- public:
-  __host__ __device__ explicit SharedMemory(float* memory) : memory_(memory) {}
+// Hands out shared memory, or only counts it. Two types, and no null pointers: the compiler must be
+// able to see that what a body reads is shared memory.
+struct SharedMemory {
+  float* memory;
   __host__ __device__ float* take(int count) {
-    float* const piece = memory_ == nullptr ? nullptr : memory_ + used_;
-    used_ += count;
+    float* const piece = memory;
+    memory += count;
     return piece;
   }
-  __host__ __device__ int used() const { return used_; }
-
- private:
-  float* memory_;
-  int used_ = 0;
 };
+
+struct CountedMemory {
+  int floats = 0;
+  __host__ __device__ float* take(int count) {
+    floats += count;
+    return nullptr;
+  }
+};
+
+template <class Memory>
+__host__ __device__ Running take_running(Memory& memory, int count) {
+  float* const m = memory.take(count);
+  float* const s = memory.take(count);
+  float* const keep = memory.take(count);
+  return {m, s, keep, memory.take(count)};
+}
 
 // Tiles of tokens that a kernel asks for.
 enum TileSet : unsigned {
@@ -260,31 +271,32 @@ struct TokenSpan {
 };
 
 struct Tiles {
-  __host__ __device__ Tiles(SharedMemory memory, const PlainCall& p, unsigned set)
+  // Tiles that are not asked for have no room.
+  template <class Memory>
+  __host__ __device__ Tiles(Memory& memory, const PlainCall& p, unsigned set)
       : ld(p.ld()), ld_v(p.ld_v()), ld_p(p.tile + 1) {
     constexpr int kSpanFloats = sizeof(TokenSpan) / sizeof(float);
     seen = reinterpret_cast<TokenSpan*>(memory.take(p.tile * kSpanFloats));  // first: aligned
-    const auto tile = [&](unsigned which, int width) {
-      return (set & which) != 0 ? memory.take(p.tile * width) : nullptr;
-    };
-    x = tile(kTileX, ld);
-    k = tile(kTileK, ld);
-    y = tile(kTileY, ld);
-    v = tile(kTileV, ld_v);
-    w = tile(kTileW, ld_v);
-    z = tile(kTileZ, ld_v);
+    x = memory.take((set & kTileX) != 0 ? p.tile * ld : 0);
+    k = memory.take((set & kTileK) != 0 ? p.tile * ld : 0);
+    y = memory.take((set & kTileY) != 0 ? p.tile * ld : 0);
+    v = memory.take((set & kTileV) != 0 ? p.tile * ld_v : 0);
+    w = memory.take((set & kTileW) != 0 ? p.tile * ld_v : 0);
+    z = memory.take((set & kTileZ) != 0 ? p.tile * ld_v : 0);
     stage = memory.take(kStage * kStageLd);
     pairs = memory.take(p.tile * ld_p);
     dpairs = memory.take(p.tile * ld_p);
     scratch = memory.take(kThreads);
-    float** const rows[] = {&row.m, &row.s, &row.keep, &row.inverse,
-                            &delta, &sums,  &dots,     &diag_dots};
-    for (float** r : rows) *r = memory.take(p.tile);
-    float** const channels[] = {&channel.m, &channel.s, &channel.keep, &channel.inverse, &c, &t};
-    for (float** l : channels) *l = memory.take(p.dim);
+    row = take_running(memory, p.tile);
+    delta = memory.take(p.tile);
+    sums = memory.take(p.tile);
+    dots = memory.take(p.tile);
+    diag_dots = memory.take(p.tile);
+    channel = take_running(memory, p.dim);
+    c = memory.take(p.dim);
+    t = memory.take(p.dim);
     lln_sums = memory.take(p.dim_v + 1);
     diag_sums = memory.take(p.dim_v + 1);
-    used = memory.used();
   }
 
   int ld, ld_v, ld_p;
@@ -300,7 +312,6 @@ struct Tiles {
   Running channel;              // [dim]
   float *c, *t;                 // [dim]
   float *lln_sums, *diag_sums;  // [dim_v + 1]
-  int used;
 };
 
 // The keys of a tile from `begin` on: exponents in tiles.k (-inf where not valid) or the keys

@@ -17,7 +17,9 @@ inline constexpr std::int64_t kParts = 8;
 inline constexpr int kSharedBytes = 99 * 1024;
 
 inline int shared_bytes(const PlainCall& p, unsigned tiles) {
-  return Tiles(SharedMemory(nullptr), p, tiles).used * static_cast<int>(sizeof(float));
+  CountedMemory memory;
+  const Tiles counted(memory, p, tiles);
+  return memory.floats * static_cast<int>(sizeof(float));
 }
 
 // The largest tile that fits.
@@ -157,7 +159,9 @@ void launch_tiles(const PlainCall& p, std::int64_t blocks, Launch& launch) {
 }
 
 inline int part_bytes() {
-  return PartTiles(SharedMemory(nullptr)).used * static_cast<int>(sizeof(float));
+  CountedMemory memory;
+  const PartTiles counted(memory);
+  return memory.floats * static_cast<int>(sizeof(float));
 }
 
 template <class Launch>
