@@ -63,8 +63,10 @@ Result measure(const Problem& problem, Parallel& threads, double seconds, double
   result.threads = threads.workers();
   result.cost = minimal_cost(problem);
 
-  ProblemData data(problem, threads);
-  result.workspace_bytes = data.workspace_bytes();
+  HostMemory memory(threads);
+  result.workspace_bytes = workspace_bytes(problem, {.parallel = &threads});
+  ProblemData data(problem, memory,
+                   {.parallel = &threads, .workspace = memory.zeros(result.workspace_bytes)});
   const double call_seconds = warm_up(data);
   // As long as a batch: on a busy machine both then lose as many time slices to others.
   const double peak_seconds = std::clamp(call_seconds, kBatchSeconds, kMostPeakSeconds);
@@ -85,12 +87,17 @@ Result measure(const Problem& problem, Parallel& threads, double seconds, double
     const double floor = std::max(result.cost.bytes / bandwidth, result.cost.flops / peak);
     for (std::size_t i = first; i < times.size(); ++i) ratios.push_back(times[i] / floor);
   }
+  summarise(times, ratios, result);
+  return result;
+}
+
+void summarise(const std::vector<double>& times, const std::vector<double>& ratios,
+               Result& result) {
   result.median_ms = 1e3 * percentile(times, 50);
   result.p10_ms = 1e3 * percentile(times, 10);
   result.p90_ms = 1e3 * percentile(times, 90);
   result.ratio = percentile(ratios, 50);
   result.floor_ms = result.median_ms / result.ratio;
-  return result;
 }
 
 }  // namespace lln::bench

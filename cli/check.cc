@@ -10,6 +10,7 @@
 #include "conformance/cases.h"
 #include "conformance/run.h"
 #include "lln/error.h"
+#include "lln/version.h"
 #include "progress.h"
 #include "verb.h"
 
@@ -23,6 +24,7 @@ using conformance::Verdict;
 struct Request {
   std::string filter;
   std::string kernel;
+  std::string device = "cpu";
   bool quick = false;
   bool verbose = false;
   int threads = 0;
@@ -34,8 +36,38 @@ struct Tally {
   Json results = Json::array();  // failures; with --verbose everything
 };
 
+// As the text of a problem has it: cpu, cuda or cuda:INDEX.
+Device chosen_device(const Request& request) {
+  try {
+    return parse_problem("forward:f32:" + request.device + ":n1d1:lln").device;
+  } catch (const Error&) {
+    throw UsageError(
+        fmt::format("unknown device '{}': expected cpu, cuda or cuda:INDEX", request.device));
+  }
+}
+
+// On a device that cannot be used every case would be skipped, which looks like success.
+void check_device(Device device) {
+  if (device.kind == DeviceKind::cpu) return;
+  const BuildInfo info = build_info();
+  const auto index = static_cast<std::size_t>(device.index);
+  std::string reason;
+  for (const BuildInfo::Part& part : info.parts) {
+    if (part.name == "cuda" && !part.built) reason = "CUDA is not built in: " + part.reason;
+  }
+  if (reason.empty() && info.cuda.devices.empty()) reason = info.cuda.no_devices;
+  if (reason.empty() && index >= info.cuda.devices.size()) {
+    reason = fmt::format("this machine has {}", info.cuda.devices.size());
+  }
+  if (reason.empty()) reason = info.cuda.devices[index].refusal;
+  if (reason.empty()) return;
+  throw Error(ErrorCode::device,
+              fmt::format("device {} cannot be used: {}", to_string(device), reason));
+}
+
 std::vector<Case> chosen_cases(const Request& request) {
-  std::vector<Case> cases = request.quick ? conformance::quick_cases() : conformance::cases();
+  std::vector<Case> cases = conformance::on_device(
+      request.quick ? conformance::quick_cases() : conformance::cases(), chosen_device(request));
   std::erase_if(
       cases, [&](const Case& c) { return to_string(c).find(request.filter) == std::string::npos; });
   if (cases.empty()) {
@@ -46,21 +78,21 @@ std::vector<Case> chosen_cases(const Request& request) {
 }
 
 std::vector<std::string> chosen_kernels(const Request& request, Op op) {
-  std::vector<std::string> names = kernel_names(op);
+  std::vector<std::string> names = kernel_names(op, chosen_device(request).kind);
   if (request.kernel.empty()) return names;
   std::erase_if(names, [&](const std::string& name) { return name != request.kernel; });
   return names;
 }
 
 void check_kernel_name(const Request& request) {
-  if (!chosen_kernels(request, Op::forward).empty() ||
-      !chosen_kernels(request, Op::backward).empty()) {
-    return;
+  std::string all;
+  for (const Op op : {Op::forward, Op::backward, Op::append}) {
+    if (request.kernel.empty() || !chosen_kernels(request, op).empty()) return;
+    all += fmt::format("{}{} has {}", all.empty() ? "" : "; ", to_string(op),
+                       fmt::join(kernel_names(op, chosen_device(request).kind), ", "));
   }
   throw Error(ErrorCode::invalid_argument,
-              fmt::format("unknown kernel '{}': forward has {}; backward has {}", request.kernel,
-                          fmt::join(kernel_names(Op::forward), ", "),
-                          fmt::join(kernel_names(Op::backward), ", ")));
+              fmt::format("unknown kernel '{}' for {}: {}", request.kernel, request.device, all));
 }
 
 const char* name_of(Verdict verdict) {
@@ -101,6 +133,7 @@ void judge(const Case& c, const CaseResult& result, const Request& request, Prog
 }
 
 int run(const Request& request) {
+  check_device(chosen_device(request));
   check_kernel_name(request);
   const std::vector<Case> cases = chosen_cases(request);
   ThreadPool threads(request.threads);
@@ -135,6 +168,8 @@ Verb add_check(CLI::App& program) {
   const auto request = std::make_shared<Request>();
   command->add_option("FILTER", request->filter, "Only cases whose text contains this");
   command->add_option("--kernel", request->kernel, "Only this kernel; lln info lists them");
+  command->add_option("--device", request->device, "Where the tensors are: cpu, cuda or cuda:INDEX")
+      ->capture_default_str();
   command->add_flag("--quick", request->quick, "A small part of the table");
   command->add_flag("--verbose", request->verbose, "Print every case, not only failures");
   add_threads_option(*command, request->threads);
@@ -142,7 +177,8 @@ Verb add_check(CLI::App& program) {
   command->footer(
       help_footer("  lln check --quick\n"
                   "  lln check lln+diag64:causal --verbose\n"
-                  "  lln check bf16 --kernel reference\n\n"
+                  "  lln check bf16 --kernel reference\n"
+                  "  lln check --device cuda\n\n"
                   "A kernel that does not take a case is skipped. The last line is\n"
                   "  N passed, M failed, K skipped\n"));
   return {command, [request] { return run(*request); }};

@@ -17,15 +17,19 @@ endif()
 # For every target, the tests included: a sanitizer that sees half a program reports nonsense.
 if(LLN_SANITIZE)
   list(JOIN LLN_SANITIZE "," sanitizers)
-  add_compile_options(-fsanitize=${sanitizers} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${sanitizers};-fno-sanitize-recover=all;-fno-omit-frame-pointer>")
   add_link_options(-fsanitize=${sanitizers})
 endif()
 
 function(lln_compile_options target)
-  target_compile_options(${target} PRIVATE
-    -Wall -Wextra -Wpedantic -Wshadow
+  set(warnings
+    -Wall -Wextra -Wshadow
     # The structs of the API are filled by name, and what is not named keeps its default.
-    -Wno-missing-field-initializers
-    # Nothing reads errno after a math function, and without it sqrt is one instruction.
-    -fno-math-errno)
+    -Wno-missing-field-initializers)
+  # Nothing reads errno after a math function, and without it sqrt is one instruction.
+  target_compile_options(${target} PRIVATE
+    "$<$<COMPILE_LANGUAGE:C,CXX>:${warnings};-Wpedantic;-fno-math-errno>")
+  # nvcc hands these to the host compiler; its own glue code is not pedantic.
+  list(JOIN warnings "," warnings)
+  target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${warnings}>")
 endfunction()

@@ -1,28 +1,68 @@
 # The parts that may be left out of a build, CUDA and LibTorch: AUTO, ON or OFF, and the reason that
-# `lln info` gives for a part that is not there. This version has neither, so only ON can fail.
+# `lln info` gives for a part that is not there. The values are compared as strings: AUTO is truthy.
 # SPDX-License-Identifier: Apache-2.0
 
-# Sets <option>_REASON in the caller's scope. The values are compared as strings: AUTO is truthy.
-function(lln_resolve_part option what)
-  if("${${option}}" STREQUAL "ON")
-    message(FATAL_ERROR
-      "${option}=ON, but lln ${PROJECT_VERSION} has no ${what}: use AUTO or OFF")
-  elseif("${${option}}" STREQUAL "OFF")
-    set(reason "switched off by ${option}=OFF")
-  elseif("${${option}}" STREQUAL "AUTO")
-    set(reason "version ${PROJECT_VERSION} has no ${what}")
-  else()
+foreach(option LLN_CUDA LLN_TORCH)
+  if(NOT "${${option}}" MATCHES "^(AUTO|ON|OFF)$")
     message(FATAL_ERROR "${option} must be AUTO, ON or OFF, found \"${${option}}\"")
   endif()
-  set(${option}_REASON "${reason}" PARENT_SCOPE)
-endfunction()
+endforeach()
 
-lln_resolve_part(LLN_CUDA "CUDA kernels")
-lln_resolve_part(LLN_TORCH "LibTorch layer")
+# CUDA: an nvcc that CMAKE_CUDA_COMPILER or the environment's CUDACXX names, one on the path, or one
+# where NVIDIA's installer puts it. LLN_CUDA_REASON is empty where CUDA is built.
+if(LLN_CUDA STREQUAL "OFF")
+  set(LLN_CUDA_REASON "switched off by LLN_CUDA=OFF")
+else()
+  if(NOT DEFINED CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+    find_program(LLN_NVCC nvcc PATHS /usr/local/cuda/bin DOC "The CUDA compiler that was found")
+    mark_as_advanced(LLN_NVCC)
+    if(LLN_NVCC)
+      set(ENV{CUDACXX} "${LLN_NVCC}")
+    endif()
+  endif()
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    # Code for Ampere and Hopper, and PTX that the driver compiles for everything newer.
+    set(CMAKE_CUDA_ARCHITECTURES "80-real;90a-real;80-virtual")
+  endif()
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    enable_language(CUDA)
+    find_package(CUDAToolkit REQUIRED)
+    set(LLN_CUDA_REASON "")
+  elseif(LLN_CUDA STREQUAL "ON")
+    message(FATAL_ERROR
+      "LLN_CUDA=ON, but no working nvcc was found: name one by CMAKE_CUDA_COMPILER or CUDACXX")
+  else()
+    set(LLN_CUDA_REASON "no working nvcc was found when it was configured")
+  endif()
+endif()
+if(LLN_CUDA_REASON STREQUAL "")
+  set(LLN_CUDA_BUILT TRUE)
+else()
+  set(LLN_CUDA_BUILT FALSE)
+endif()
 
-# Hands the reasons to the one file that reports them, so that changing them recompiles only that.
+if(LLN_TORCH STREQUAL "ON")
+  message(FATAL_ERROR
+    "LLN_TORCH=ON, but lln ${PROJECT_VERSION} has no LibTorch layer: use AUTO or OFF")
+elseif(LLN_TORCH STREQUAL "OFF")
+  set(LLN_TORCH_REASON "switched off by LLN_TORCH=OFF")
+else()
+  set(LLN_TORCH_REASON "version ${PROJECT_VERSION} has no LibTorch layer")
+endif()
+
+# Hands what was found to the files that report it, so that changing it recompiles only those.
 function(lln_define_parts target)
   set_property(SOURCE src/api/build_info.cc TARGET_DIRECTORY ${target}
-    APPEND PROPERTY COMPILE_DEFINITIONS
-    "LLN_CUDA_REASON=\"${LLN_CUDA_REASON}\"" "LLN_TORCH_REASON=\"${LLN_TORCH_REASON}\"")
+    APPEND PROPERTY COMPILE_DEFINITIONS "LLN_TORCH_REASON=\"${LLN_TORCH_REASON}\"")
+  if(LLN_CUDA_BUILT)
+    list(JOIN CMAKE_CUDA_ARCHITECTURES ", " architectures)
+    set_property(SOURCE src/cuda/host.cc TARGET_DIRECTORY ${target}
+      APPEND PROPERTY COMPILE_DEFINITIONS
+      "LLN_CUDA_TOOLKIT=\"${CUDAToolkit_VERSION}\"" "LLN_CUDA_ARCHITECTURES=\"${architectures}\"")
+  else()
+    set_property(SOURCE src/cuda/host_absent.cc TARGET_DIRECTORY ${target}
+      APPEND PROPERTY COMPILE_DEFINITIONS "LLN_CUDA_REASON=\"${LLN_CUDA_REASON}\"")
+  endif()
 endfunction()

@@ -270,6 +270,13 @@ AttentionOptions options(const Case& c) {
   return options;
 }
 
+std::vector<Case> on_device(std::vector<Case> cases, Device device) {
+  if (device.kind == DeviceKind::cpu) return cases;
+  std::erase_if(cases, [](const Case& c) { return c.problem.dtype == DType::f64; });
+  for (Case& c : cases) c.problem.device = device;
+  return cases;
+}
+
 std::vector<Case> cases() {
   Table table;
   add_dims(table);

@@ -54,6 +54,9 @@ struct Case {
 std::string to_string(const Case& c);
 AttentionOptions options(const Case& c);
 
+// Cases are written for tensors in host memory; the same ones on a device. f64 is for the CPU.
+std::vector<Case> on_device(std::vector<Case> cases, Device device);
+
 std::vector<Case> cases();        // a few hundred, the order is fixed
 std::vector<Case> quick_cases();  // those marked quick
 

@@ -4,6 +4,10 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
+#include <optional>
+
+#include "lln/error.h"
 
 namespace lln::conformance {
 namespace {
@@ -67,20 +71,44 @@ View token_range(const View& o, std::int64_t begin, std::int64_t count) {
   return rows_from(o, begin, count);
 }
 
-void decode_all(const Case& c, const Inputs& in, const View& o, const Exec& exec) {
-  OwnedState state(decode_config(c));
+void decode_all(const Case& c, const Inputs& in, const CaseViews& views, const Exec& exec) {
+  const Device device = c.problem.device;
+  const bool on_host = device.kind == DeviceKind::cpu;
+  std::optional<OwnedState> owned;
+  std::optional<DeviceMemory> memory;
+  std::optional<DecodeState> state;
+  if (on_host) {
+    owned.emplace(decode_config(c));
+  } else {
+    memory.emplace(device, decode_state_bytes(decode_config(c), device));
+    state.emplace(decode_config(c), memory->span(), device);
+  }
+  DecodeState& decoder = on_host ? **owned : *state;
+  AttentionInputs all = views.in;
+  all.key_lengths = in.views().key_lengths;  // read here, piece by piece
   std::vector<std::int32_t> lengths;
+  std::deque<DeviceMemory> device_lengths;
   std::int64_t begin = 0;
   for (std::size_t i = 0; begin < c.problem.tokens; ++i) {
     const std::int64_t count = std::min(kPieces[i % kPieces.size()], c.problem.tokens - begin);
-    const AttentionInputs piece = token_range(in.views(), begin, count, lengths);
-    const View rows = token_range(o, begin, count);
+    AttentionInputs piece = token_range(all, begin, count, lengths);
+    if (!on_host && piece.key_lengths.given()) {
+      const auto bytes = std::as_bytes(std::span(lengths));
+      DeviceMemory& copy = device_lengths.emplace_back(device, bytes.size());
+      copy.write(bytes);
+      piece.key_lengths.data = copy.data();
+      piece.key_lengths.device = device;
+    }
+    const View rows = token_range(views.out.o, begin, count);
     if (count == 1) {
-      state->step(piece, rows, exec);
+      decoder.step(piece, rows, exec);
     } else {
-      state->append(piece, rows, exec);
+      decoder.append(piece, rows, exec);
     }
     begin += count;
+  }
+  if (memory && !memory->guards_untouched()) {
+    throw Error(ErrorCode::internal, "decoding wrote before or behind the memory of its state");
   }
 }
 

@@ -9,11 +9,12 @@
 #include <span>
 
 #include "conformance/data.h"
+#include "conformance/device_data.h"
 #include "lln/decode.h"
 
 namespace lln::conformance {
 
-// A decode state with its memory.
+// A decode state with its memory, which is full of NaN before.
 class OwnedState {
  public:
   explicit OwnedState(const DecodeConfig& config);
@@ -39,8 +40,9 @@ AttentionInputs token_range(const AttentionInputs& in, std::int64_t begin, std::
                             std::vector<std::int32_t>& lengths);
 View token_range(const View& o, std::int64_t begin, std::int64_t count);
 
-// All rows of a case, from an empty state.
-void decode_all(const Case& c, const Inputs& in, const View& o, const Exec& exec);
+// All rows of a case, from an empty state where its views are. `in` holds the same as the views, in
+// host memory.
+void decode_all(const Case& c, const Inputs& in, const CaseViews& views, const Exec& exec);
 
 // What the causal forward is asked for instead, and the rows that decoding leaves zero.
 Case causal_case(const Case& c);

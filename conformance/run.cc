@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "conformance/decode.h"
+#include "conformance/device_data.h"
 #include "lln/error.h"
 
 namespace lln::conformance {
@@ -31,16 +32,15 @@ class PoisonedWorkspace {
   std::span<std::byte> span_;
 };
 
-void run_op(const Case& c, const Inputs& in, TensorSet& outputs, AttentionSaved saved,
-            const Exec& exec) {
-  if (c.problem.op == Op::append) return decode_all(c, in, outputs.view("o"), exec);
-  if (c.problem.op == Op::forward) {
-    attention_forward(in.views(), forward_views(outputs), options(c), exec);
-    return;
+void run_op(const Case& c, const Inputs& in, const CaseViews& views, const Exec& exec) {
+  switch (c.problem.op) {
+    case Op::append:
+      return decode_all(c, in, views, exec);
+    case Op::forward:
+      return attention_forward(views.in, views.out, options(c), exec);
+    default:
+      return attention_backward(views.in, views.grads, options(c), exec);
   }
-  AttentionGradients grads = backward_views(outputs, in);
-  grads.saved = saved;
-  attention_backward(in.views(), grads, options(c), exec);
 }
 
 // (c, C) for the backward of a case that reads them, by the reference.
@@ -50,7 +50,7 @@ TensorSet make_saved(const Case& c, const Inputs& in, Parallel* parallel) {
   Case forward = c;
   forward.problem.op = Op::forward;
   outputs = make_outputs(forward, in, c.problem.dtype);
-  run_op(forward, in, outputs, {}, {.parallel = parallel, .kernel = "reference"});
+  run_op(forward, in, host_views(in, outputs), {.parallel = parallel, .kernel = "reference"});
   return outputs;
 }
 
@@ -60,6 +60,36 @@ std::string refusal(const Problem& problem, const std::string& kernel) {
     if (candidate.kernel == kernel) return candidate.refusal;
   }
   return fmt::format("there is no kernel '{}' for {}", kernel, to_string(problem.op));
+}
+
+void run_on_host(const Case& c, const Inputs& in, TensorSet& outputs, TensorSet& saved, Exec exec) {
+  const PoisonedWorkspace workspace(workspace_bytes(c.problem, exec));
+  exec.workspace = workspace.span();
+  CaseViews views = host_views(in, outputs);
+  views.grads.saved = {saved.view("key_lse"), saved.view("channel_values")};
+  run_op(c, in, views, exec);
+}
+
+void run_on_device(const Case& c, const Inputs& in, TensorSet& outputs, TensorSet& saved,
+                   Exec exec) {
+  const Device device = c.problem.device;
+  const DeviceMemory workspace(device, workspace_bytes(c.problem, exec));
+  exec.workspace = workspace.span();
+  DeviceData data(device, in, outputs);
+  CaseViews views = data.views();
+  // Read alone, though its views could be written.
+  const auto writable = [](const ConstView& v) {
+    return View{const_cast<void*>(v.data), v.dtype, v.device, v.shape, v.stride};
+  };
+  if (saved.has("key_lse")) {
+    views.grads.saved = {writable(data.copy(saved.at("key_lse"))),
+                         writable(data.copy(saved.at("channel_values")))};
+  }
+  run_op(c, in, views, exec);
+  data.fetch();
+  if (!workspace.guards_untouched()) {
+    throw Error(ErrorCode::internal, "the kernel wrote before or behind its workspace");
+  }
 }
 
 CaseResult judge(const Case& c, const Inputs& in, const Truth& truth, TensorSet& saved,
@@ -73,11 +103,12 @@ CaseResult judge(const Case& c, const Inputs& in, const Truth& truth, TensorSet&
   }
   TensorSet outputs = make_outputs(c, in, c.problem.dtype);
   try {
-    Exec exec{.parallel = parallel, .kernel = kernel};
-    const PoisonedWorkspace workspace(workspace_bytes(c.problem, exec));
-    exec.workspace = workspace.span();
-    const AttentionSaved saved_views{saved.view("key_lse"), saved.view("channel_values")};
-    run_op(c, in, outputs, saved_views, exec);
+    const Exec exec{.parallel = parallel, .kernel = kernel};
+    if (c.problem.device.kind == DeviceKind::cpu) {
+      run_on_host(c, in, outputs, saved, exec);
+    } else {
+      run_on_device(c, in, outputs, saved, exec);
+    }
   } catch (const Error& error) {
     result.verdict = Verdict::failed;
     result.text = error.what();
@@ -102,7 +133,7 @@ Truth make_truth(const Case& c, Parallel* parallel) {
   const Case run = decoding ? causal_case(c) : c;
   Truth truth;
   truth.reference = make_outputs(run, in, DType::f64);
-  run_op(run, in, truth.reference, {}, {.parallel = parallel, .kernel = "reference"});
+  run_op(run, in, host_views(in, truth.reference), {.parallel = parallel, .kernel = "reference"});
   truth.plain = evaluate_plain(run, in, parallel);
   for (TensorSet* set : {&truth.reference, &truth.plain.values, &truth.plain.sizes}) {
     if (decoding) zero_rows_past_lengths(in, set->at("o"));

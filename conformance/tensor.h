@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,6 +32,7 @@ class Tensor {
   View view();
   ConstView view() const;
   const std::vector<std::byte>& bytes() const { return bytes_; }
+  std::span<std::byte> bytes() { return bytes_; }
 
   double get(std::int64_t b, std::int64_t h, std::int64_t n, std::int64_t c) const;
   void set(std::int64_t b, std::int64_t h, std::int64_t n, std::int64_t c, double value);

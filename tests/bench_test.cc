@@ -92,7 +92,7 @@ TEST(Measure, RefusesWhatCannotBeMeasured) {
   EXPECT_NE(refusal("append:f32:cpu:n8d8:softmax").find("decoding is of lln"), std::string::npos);
   EXPECT_EQ(refusal("append:f32:cpu:n8d8:lln"), "");
   EXPECT_EQ(refusal("step:f32:cpu:n1d8:lln"), "");
-  EXPECT_NE(refusal("forward:f32:cuda:n8d8:lln").find("not on the CPU"), std::string::npos);
+  EXPECT_NE(refusal("forward:f32:cuda:900:n8d8:lln").find("not on the CPU"), std::string::npos);
   EXPECT_NE(refusal("forward:f32:cpu:n0d8:lln").find("nothing to measure"), std::string::npos);
   EXPECT_EQ(refusal("forward:f32:cpu:n8d8:lln"), "");
 }

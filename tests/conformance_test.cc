@@ -1,5 +1,5 @@
-// Every case of the table on every kernel of this build that takes it, for all vector targets of
-// this machine; and the reference against a plain evaluation that shares no code with it.
+// Every case of the table on every CPU kernel of this build that takes it, for all vector targets
+// of this machine; and the reference against a plain evaluation that shares no code with it.
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -27,7 +27,8 @@ TEST(Conformance, EveryCaseOnEveryKernel) {
   std::map<std::string, double> worst;
   std::map<std::string, int> passed;
   for (const Case& c : table()) {
-    for (const CaseResult& result : run_case(c, kernel_names(c.problem.op), &pool)) {
+    for (const CaseResult& result :
+         run_case(c, kernel_names(c.problem.op, DeviceKind::cpu), &pool)) {
       EXPECT_NE(result.verdict, Verdict::failed) << to_string(c) << " on " << result.kernel << '\n'
                                                  << result.text;
       if (result.verdict == Verdict::skipped) continue;
@@ -45,7 +46,7 @@ TEST(Conformance, EveryCaseOnEveryKernel) {
 // A kernel that no case reaches is a kernel that nothing tests.
 TEST(Conformance, EveryKernelTakesSomeCase) {
   for (const Op op : {Op::forward, Op::backward, Op::append}) {
-    for (const std::string& kernel : kernel_names(op)) {
+    for (const std::string& kernel : kernel_names(op, DeviceKind::cpu)) {
       const std::vector<Case> all = table();
       const bool taken = std::any_of(all.begin(), all.end(), [&](const Case& c) {
         if (c.problem.op != op) return false;

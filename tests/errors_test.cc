@@ -273,6 +273,45 @@ TEST(Errors, WorkspaceTooSmall) {
   }
 }
 
+// On devices as well, whether there is one or not: views are checked before one is asked.
+TEST(Errors, DifferentDevices) {
+  BrokenCall call("forward:f32:cpu:b1h2n6d3:lln");
+  for (ConstView* view : {&call.in.q, &call.in.k, &call.in.alpha}) *view = on(cuda_device(), *view);
+  call.in.v = on(cuda_device(1), call.in.v);
+  expect_error(call, {"3 faults in forward:f32:cuda:", "v is on cuda:1: expected cuda",
+                      "beta is on cpu: expected cuda", "o is on cpu: expected cuda"});
+}
+
+// The numbers of lists in device memory cannot be read, but how many there are is known.
+TEST(Errors, ListsOnADevice) {
+  const auto on_device = [](BrokenCall& call) {
+    for (ConstView* view : {&call.in.q, &call.in.k, &call.in.v, &call.in.alpha, &call.in.beta}) {
+      *view = on(cuda_device(), *view);
+    }
+    call.out.o = on(cuda_device(), call.out.o);
+  };
+  const std::vector<std::int32_t> list = {0, 6};
+  BrokenCall packed("forward:f32:cpu:b1h2n6d3:lln");
+  on_device(packed);
+  packed.in.cu_seqlens_q = on(cuda_device(), IndexView(std::span(list).first(1)));
+  packed.in.cu_seqlens_k = on(cuda_device(), IndexView(std::span(list)));
+  expect_error(packed, {"cu_seqlens_q has one entry, which is no sequence",
+                        "cu_seqlens_q has 1 entries and cu_seqlens_k 2: expected as many"});
+  packed.in.cu_seqlens_q = IndexView(std::span(list));
+  expect_error(packed, {"1 fault", "cu_seqlens_q is on cpu: expected cuda"});
+  BrokenCall padded("forward:f32:cpu:b1h2n6d3:lln");
+  on_device(padded);
+  padded.in.key_lengths = on(cuda_device(), IndexView(std::span(list)));
+  expect_error(padded, {"1 fault", "key_lengths has 2 entries: expected one per batch element, 1"});
+}
+
+TEST(Errors, NoSuchDevice) {
+  BrokenCall call("forward:f32:cpu:b1h2n6d3:softmax");
+  for (ConstView* view : {&call.in.q, &call.in.k, &call.in.v}) *view = on(cuda_device(60), *view);
+  call.out.o = on(cuda_device(60), call.out.o);
+  expect_error(call, {"no kernel takes forward:f32:cuda:60:"}, ErrorCode::unsupported);
+}
+
 TEST(Errors, KernelNames) {
   BrokenCall unknown;
   unknown.exec.kernel = "cpu-none";

@@ -9,6 +9,13 @@
 //
 // A state is one object used by one thread at a time; a call spreads its work over Exec::parallel.
 // A call that throws has changed nothing.
+//
+// A state on a CUDA device takes tensors of that device. Its calls put their work into a stream and
+// return: append, read and step into Exec::stream, or where that is null into the state's own,
+// reset and copy_from into the state's own. Who uses several streams orders them. These calls can
+// be captured in a CUDA graph, and since the counts of tokens are on the device too, a graph that
+// is replayed goes on from what the state then is. tokens, merge, save and load wait for the device
+// and cannot be captured.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -35,13 +42,15 @@ struct DecodeConfig {
   bool operator==(const DecodeConfig&) const = default;
 };
 
-// Memory of a state; throws Error naming every fault of the configuration.
-std::size_t decode_state_bytes(const DecodeConfig& config);
+// Memory of a state where it is to live; throws Error naming every fault of the configuration.
+std::size_t decode_state_bytes(const DecodeConfig& config, Device device = {});
 
 class DecodeState {
  public:
-  // An empty state in `memory`, which must stay alive and untouched and be aligned to 64 bytes.
-  DecodeState(const DecodeConfig& config, std::span<std::byte> memory);
+  // An empty state in `memory`, which must stay alive and untouched and be aligned to 64 bytes:
+  // that of the device, where one is named. `stream` is a CUDA stream, null the default one.
+  DecodeState(const DecodeConfig& config, std::span<std::byte> memory, Device device = {},
+              void* stream = nullptr);
   // Two objects must not share memory.
   DecodeState(const DecodeState&) = delete;
   DecodeState& operator=(const DecodeState&) = delete;
@@ -50,6 +59,7 @@ class DecodeState {
   DecodeState& operator=(DecodeState&& other) noexcept;
 
   const DecodeConfig& config() const noexcept { return config_; }
+  Device device() const noexcept { return device_; }
   // Tokens that a sequence has seen.
   std::int64_t tokens(std::int64_t sequence = 0) const;
 
@@ -60,7 +70,8 @@ class DecodeState {
   // Adds the tokens of k and v: [batch, heads_k, tokens, dim] and dim_v, with alpha and beta as in
   // attention_forward. With q and o: also the output row of every token, which sees itself and all
   // before it. key_lengths: sequence b adds its first key_lengths[b] tokens only, and its rows of o
-  // after them are zero. Masks and packed sequences are refused.
+  // after them are zero; on a device they are read there, and one that is out of range is reported
+  // by a later call. Masks and packed sequences are refused.
   void append(const AttentionInputs& in, const View& o = {}, const Exec& exec = {});
 
   // Rows of q that see all tokens so far, as if each stood at the place of the last one; nothing
@@ -75,11 +86,12 @@ class DecodeState {
   // `later` has tokens.
   void merge(const DecodeState& later);
 
-  // Becomes a copy of `other` (same configuration): a fork, and the way back to a saved point.
+  // Becomes a copy of `other` (same configuration and device): a fork, and the way back to a saved
+  // point. Between devices a state travels by save and load.
   void copy_from(const DecodeState& other);
 
   // The state as bytes that any machine reads back: configuration, tokens, sums, a version and a
-  // checksum. `out` has saved_bytes().
+  // checksum. `out` has saved_bytes(), in host memory. A state of any device reads them.
   std::size_t saved_bytes() const noexcept;
   void save(std::span<std::byte> out) const;
   // Refuses bytes that are cut, corrupt, of another version or of another configuration.
@@ -87,10 +99,14 @@ class DecodeState {
 
  private:
   void check_sequence(const char* call, std::int64_t sequence) const;
+  bool on_host() const noexcept { return device_.kind == DeviceKind::cpu; }
+  std::vector<std::int64_t> counts() const;  // tokens of every sequence
 
   DecodeConfig config_;
   std::span<std::byte> memory_;
-  std::vector<std::int64_t> tokens_;
+  Device device_;
+  void* stream_ = nullptr;
+  std::vector<std::int64_t> tokens_;  // on a device empty: there they lie behind the sums
 };
 
 // What saved bytes need to be loaded: the configuration that they were saved with.

@@ -41,10 +41,14 @@ class ThreadPool final : public Parallel {
 };
 
 struct Exec {
-  Parallel* parallel = nullptr;         // null: the calling thread alone
-  std::span<std::byte> workspace = {};  // empty: allocated and freed inside the call
-  std::string_view kernel = {};         // empty: the first kernel that takes the problem
-  void* stream = nullptr;               // a CUDA stream; ignored on the CPU
+  Parallel* parallel = nullptr;  // null: the calling thread alone
+  // Empty: allocated and freed inside the call, on a device in the order of the stream. Memory
+  // where the tensors are; on a device aligned to 256 bytes.
+  std::span<std::byte> workspace = {};
+  std::string_view kernel = {};  // empty: the first kernel that takes the problem
+  // A CUDA stream (cudaStream_t); null: the default one. Calls on a device put their work into it
+  // and return; the tensors must live until it is done. Ignored on the CPU.
+  void* stream = nullptr;
 };
 
 }  // namespace lln

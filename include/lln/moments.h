@@ -1,6 +1,9 @@
 // Where alpha and beta come from: moments of q and k, and the rules that turn them into scales. LLN
 // attention with these scales has about the concentration of softmax attention on the same q and
 // k: the variance of ln P is matched (docs/matching.md). No gradient flows through alpha and beta.
+//
+// On a CUDA device match_moments and update_moments put their work into Exec::stream and return;
+// with the attention that follows they can be captured in one graph.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -40,6 +43,7 @@ struct MomentsInputs {
 // Moments of every (sequence, head) over all channels of the tokens that count, in one pass:
 // out[s * heads + h], S * heads entries. Tokens that do not count are not read. Sums are f64 and
 // joined in an order that depends on the length of the sequence alone. Exec::workspace is not used.
+// `out` is in host memory: with tensors on a device this call waits for it.
 void head_moments(const MomentsInputs& in, std::span<Moments> out, const Exec& exec = {});
 
 // How alpha and beta are set.
@@ -83,6 +87,14 @@ struct RunningMoments {
   bool operator==(const RunningMoments&) const = default;
 };
 
+// The same in memory of the device of q and k, for which the host never waits.
+struct DeviceRunningMoments {
+  double decay = 0.99;
+  // f64 [1, 2, heads_k, 3], contiguous: weight, mean and variance of each key head, of q and then
+  // of k. All zero before the first step.
+  View heads = {};
+};
+
 // Below, S is the number of sequences: the batch, or when packed the number of packed sequences.
 struct MatchingInputs {
   ConstView q = {};  // [batch, heads, tokens, dim]
@@ -108,7 +120,9 @@ struct MatchingOptions {
   Feature feature = Feature::exp;  // of the attention: the other maps allow none and frozen
   // Modes per_head and ema: instead of matching_constants(dim).
   std::optional<MatchingConstants> constants = {};
-  const RunningMoments* running = nullptr;  // mode ema
+  // Mode ema: the one with tensors in host memory, the other with tensors on a device.
+  const RunningMoments* running = nullptr;
+  const DeviceRunningMoments* running_on_device = nullptr;
 };
 
 // f32 (f64 with f64 tensors), written for every sequence and head.
@@ -128,13 +142,16 @@ struct ClampedHead {
 
 struct MatchingReport {
   MatchingConstants constants = {};  // that were used; zero in modes none and frozen
-  std::vector<ClampedHead> clamped = {};
+  std::vector<ClampedHead> clamped =
+      {};  // empty with tensors on a device, where it is not known yet
 };
 
 // alpha = st / sigma_q and beta = st / sigma_k with st = sqrt((sigma_q^2 sigma_k^2 - b) / (2 a)).
 // sigma_q is pooled over the query heads that share a key head. Where q or k has no token that
 // counts, and in mode ema before the first step, alpha = beta = 1. Throws one Error naming every
-// fault, and one where q or k holds an infinity or NaN in a token that counts.
+// fault, and one where q or k holds an infinity or NaN in a token that counts; on a device alpha
+// and beta are NaN instead, for the sequence and key head that holds it, or for all in mode paper.
+// On the CPU Exec::workspace is not used; on a device it is, of matching_workspace_bytes().
 MatchingReport match_moments(const MatchingInputs& in, const MatchingOutputs& out,
                              const MatchingOptions& options, const Exec& exec = {});
 
@@ -142,5 +159,11 @@ MatchingReport match_moments(const MatchingInputs& in, const MatchingOutputs& ou
 // Call it after match_moments(), so that a step uses the steps before it; at evaluation do not
 // call it. alpha and beta of the inputs are not used.
 void update_moments(RunningMoments& running, const MatchingInputs& in, const Exec& exec = {});
+// On a device an infinity or NaN makes the running moments of its key head NaN.
+void update_moments(const DeviceRunningMoments& running, const MatchingInputs& in,
+                    const Exec& exec = {});
+
+// Scratch memory of match_moments in modes paper and per_head, and of update_moments; 0 on the CPU.
+std::size_t matching_workspace_bytes(const MatchingInputs& in);
 
 }  // namespace lln

@@ -90,5 +90,6 @@ std::string to_string(const Explanation& explanation);
 
 // The names of all kernels of an operation in this build, in order of preference.
 std::vector<std::string> kernel_names(Op op);
+std::vector<std::string> kernel_names(Op op, DeviceKind device);  // those for tensors there
 
 }  // namespace lln

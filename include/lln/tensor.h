@@ -66,7 +66,7 @@ inline View view(float* data, const Shape& s) noexcept {
   return view(static_cast<void*>(data), DType::f32, s);
 }
 
-// One number for every sequence and head.
+// One number for every sequence and head, in host memory.
 inline ConstView scalar(const float* value) noexcept { return view(value, Shape{1, 1, 1, 1}); }
 
 // Integers: lengths and cumulative lengths.
@@ -98,5 +98,15 @@ struct MaskView {
 };
 
 MaskView mask_view(const std::uint8_t* data, std::int64_t batch, std::int64_t tokens) noexcept;
+
+inline constexpr Device cuda_device(int index = 0) noexcept { return {DeviceKind::cuda, index}; }
+
+// The same view of memory that is on another device: on(cuda_device(), view(pointer, dtype,
+// shape)). All tensors, lengths and masks of a call are on one device.
+template <class AnyView>
+AnyView on(Device device, AnyView view) noexcept {
+  view.device = device;
+  return view;
+}
 
 }  // namespace lln

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,6 +22,22 @@ struct BuildInfo {
     std::string reason;  // why it is not built in
   };
   std::vector<Part> parts;
+  // Where CUDA is built in.
+  struct CudaDevice {
+    std::string name;
+    int compute_capability;  // 90 for 9.0
+    int multiprocessors;
+    std::size_t memory_bytes;
+    std::string refusal;  // why kernels of this build do not run on it; empty when they do
+  };
+  struct Cuda {
+    std::string toolkit;        // version that it was built with, e.g. "13.0.88"
+    std::string architectures;  // that there is code for, as CMake names them
+    std::string driver;         // newest CUDA that the driver knows; empty: no driver
+    std::vector<CudaDevice> devices;
+    std::string no_devices;  // why there are none
+  };
+  Cuda cuda;
 };
 
 BuildInfo build_info();

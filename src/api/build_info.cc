@@ -1,6 +1,7 @@
 // What this build holds. The reasons for parts that are missing come from configuration.
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/kernels.h"
+#include "cuda/host.h"
 #include "lln/version.h"
 
 namespace lln {
@@ -15,7 +16,9 @@ BuildInfo build_info() {
 #endif
   info.cpu_targets = cpu_target_names();
   info.cpu_target = info.cpu_targets.empty() ? "none" : info.cpu_targets.front();
-  info.parts = {{"cuda", false, LLN_CUDA_REASON}, {"torch", false, LLN_TORCH_REASON}};
+  const std::string no_cuda = cuda::absence();
+  info.parts = {{"cuda", no_cuda.empty(), no_cuda}, {"torch", false, LLN_TORCH_REASON}};
+  info.cuda = cuda::describe();
   return info;
 }
 

@@ -12,15 +12,11 @@
 #include "api/dispatch.h"
 #include "api/faults.h"
 #include "api/memory_errors.h"
+#include "cuda/host.h"
 #include "lln/error.h"
 
 namespace lln {
 namespace {
-
-std::size_t memory_bytes(const DecodeConfig& config) noexcept {
-  return static_cast<std::size_t>(slot_count(config) * decode_shape(config).floats()) *
-         sizeof(float);
-}
 
 void check_count(Faults& faults, std::size_t sequence, std::int64_t before, std::int64_t added) {
   if (added <= kMostTokens - before) return;
@@ -28,20 +24,37 @@ void check_count(Faults& faults, std::size_t sequence, std::int64_t before, std:
                          sequence, before, added, kMostTokens));
 }
 
-// Returns what each sequence has added.
-std::vector<Sequence> run(DecodeVerb verb, const DecodeConfig& config, std::span<std::byte> memory,
-                          std::span<const std::int64_t> tokens, const AttentionInputs& in,
-                          const View& o, const Exec& exec) {
+// What a call of a state works on.
+struct Place {
+  std::span<std::byte> memory;
+  Device device;
+  void* stream;
+  std::span<const std::int64_t> tokens;
+};
+
+// Returns what each sequence has added; of a state on a device nothing, which it counts itself.
+std::vector<Sequence> run(DecodeVerb verb, const DecodeConfig& config, const Place& place,
+                          const AttentionInputs& in, const View& o, const Exec& exec) {
   return memory_errors(call_name(verb), [&] {
     CheckedCall checked = check_decode(verb, config, in, o);
+    Call& call = checked.call;
     Faults faults;
-    for (std::size_t b = 0; b < tokens.size(); ++b) {
-      check_count(faults, b, tokens[b], checked.sequences[b].k_tokens);
+    if (call.problem.device != place.device) {
+      faults.add(fmt::format("the tensors are on {} and the state is on {}",
+                             to_string(call.problem.device), to_string(place.device)));
     }
-    if (faults.count() > 0) faults.throw_any(call_name(verb), to_string(checked.call.problem));
-    checked.call.state = reinterpret_cast<float*>(memory.data());
-    checked.call.tokens_before = tokens;
-    run_call(call_name(verb), checked, exec);
+    for (std::size_t b = 0; b < checked.sequences.size() && b < place.tokens.size(); ++b) {
+      check_count(faults, b, place.tokens[b], checked.sequences[b].k_tokens);
+    }
+    if (faults.count() > 0) faults.throw_any(call_name(verb), to_string(call.problem));
+    call.state = reinterpret_cast<float*>(place.memory.data());
+    call.tokens_before = place.tokens;
+    Exec where = exec;
+    if (place.device.kind != DeviceKind::cpu) {
+      call.slot_tokens = device_slots(config, place.memory).tokens;
+      if (where.stream == nullptr) where.stream = place.stream;
+    }
+    run_call(call_name(verb), checked, where);
     return std::move(checked.sequences);
   });
 }
@@ -51,43 +64,50 @@ void count(const std::vector<Sequence>& added, std::span<std::int64_t> tokens) n
 }
 
 void check_same(const char* call, const DecodeState& own, const DecodeState& other) {
-  if (own.config() == other.config()) return;
-  throw Error(ErrorCode::invalid_argument,
-              fmt::format("{}: a state of {} and one of {}: expected the same configuration", call,
-                          describe(own.config()), describe(other.config())));
+  if (own.config() != other.config()) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{}: a state of {} and one of {}: expected the same configuration",
+                            call, describe(own.config()), describe(other.config())));
+  }
+  if (own.device() != other.device()) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{}: a state on {} and one on {}: expected the same device", call,
+                            to_string(own.device()), to_string(other.device())));
+  }
 }
 
-void check_merge(const DecodeState& own, const DecodeState& later) {
+void check_merge(const DecodeState& own, std::span<const std::int64_t> tokens,
+                 const DecodeState& later, std::span<const std::int64_t> later_tokens) {
   constexpr const char* kCall = "DecodeState::merge";
-  check_same(kCall, own, later);
   Faults faults;
   if (&own == &later) faults.add("a state cannot follow itself");
   const std::int64_t block = decode_shape(own.config()).block;
-  for (std::int64_t b = 0; b < own.config().batch; ++b) {
-    check_count(faults, static_cast<std::size_t>(b), own.tokens(b), later.tokens(b));
-    if (block == 0 || later.tokens(b) == 0 || own.tokens(b) % block == 0) continue;
+  for (std::size_t b = 0; b < tokens.size(); ++b) {
+    check_count(faults, b, tokens[b], later_tokens[b]);
+    if (block == 0 || later_tokens[b] == 0 || tokens[b] % block == 0) continue;
     faults.add(
         fmt::format("sequence {} has {} tokens, which is no multiple of the block of {}, so that "
                     "the blocks of the {} later ones do not begin at a border",
-                    b, own.tokens(b), block, later.tokens(b)));
+                    b, tokens[b], block, later_tokens[b]));
   }
   if (faults.count() > 0) faults.throw_any(kCall, describe(own.config()));
 }
 
 }  // namespace
 
-std::size_t decode_state_bytes(const DecodeConfig& config) {
+std::size_t decode_state_bytes(const DecodeConfig& config, Device device) {
   return memory_errors("decode_state_bytes", [&] {
     check_config("decode_state_bytes", config);
-    return memory_bytes(config);
+    return state_bytes(config, device);
   });
 }
 
-DecodeState::DecodeState(const DecodeConfig& config, std::span<std::byte> memory)
-    : config_(config), memory_(memory) {
+DecodeState::DecodeState(const DecodeConfig& config, std::span<std::byte> memory, Device device,
+                         void* stream)
+    : config_(config), memory_(memory), device_(device), stream_(stream) {
   memory_errors("DecodeState", [&] {
     check_config("DecodeState", config);
-    const std::size_t needed = memory_bytes(config);
+    const std::size_t needed = state_bytes(config, device);
     Faults faults;
     if (memory.size() < needed) {
       faults.add(fmt::format("memory has {} bytes: expected {}", memory.size(), needed));
@@ -97,7 +117,13 @@ DecodeState::DecodeState(const DecodeConfig& config, std::span<std::byte> memory
     }
     faults.throw_any("DecodeState", describe(config));
     memory_ = memory.first(needed);
-    tokens_.resize(static_cast<std::size_t>(config.batch));
+    if (on_host()) {
+      tokens_.resize(static_cast<std::size_t>(config.batch));
+    } else if (const std::string refusal = cuda::device_refusal(device.index); !refusal.empty()) {
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("DecodeState: no state of {} on {}: {}", describe(config),
+                              to_string(device), refusal));
+    }
   });
   reset();
 }
@@ -105,6 +131,8 @@ DecodeState::DecodeState(const DecodeConfig& config, std::span<std::byte> memory
 DecodeState::DecodeState(DecodeState&& other) noexcept
     : config_(other.config_),
       memory_(std::exchange(other.memory_, {})),
+      device_(other.device_),
+      stream_(other.stream_),
       tokens_(std::exchange(other.tokens_, {})) {
   other.config_.batch = 0;
 }
@@ -113,6 +141,8 @@ DecodeState& DecodeState::operator=(DecodeState&& other) noexcept {
   if (this == &other) return *this;
   config_ = other.config_;
   memory_ = std::exchange(other.memory_, {});
+  device_ = other.device_;
+  stream_ = other.stream_;
   tokens_ = std::exchange(other.tokens_, {});
   other.config_.batch = 0;
   return *this;
@@ -120,7 +150,31 @@ DecodeState& DecodeState::operator=(DecodeState&& other) noexcept {
 
 std::int64_t DecodeState::tokens(std::int64_t sequence) const {
   check_sequence("DecodeState::tokens", sequence);
-  return tokens_[static_cast<std::size_t>(sequence)];
+  if (on_host()) return tokens_[static_cast<std::size_t>(sequence)];
+  return memory_errors("DecodeState::tokens", [&] {
+    const cuda::CurrentDevice current(device_.index);
+    const std::int64_t* const counts = device_slots(config_, memory_).tokens;
+    std::int64_t count = 0;
+    cuda::copy_to_host(&count, counts + sequence * config_.heads_k, sizeof count, stream_);
+    cuda::throw_reported_faults(device_.index);
+    return count;
+  });
+}
+
+std::vector<std::int64_t> DecodeState::counts() const {
+  if (on_host()) return tokens_;
+  const auto slots = static_cast<std::size_t>(slot_count(config_));
+  std::vector<std::int64_t> counts(slots);
+  const cuda::CurrentDevice current(device_.index);
+  cuda::copy_to_host(counts.data(), device_slots(config_, memory_).tokens,
+                     slots * sizeof(std::int64_t), stream_);
+  cuda::throw_reported_faults(device_.index);
+  for (std::size_t b = 0; b < static_cast<std::size_t>(config_.batch); ++b) {
+    counts[b] =
+        counts[b * static_cast<std::size_t>(config_.heads_k)];  // all its heads have as many
+  }
+  counts.resize(static_cast<std::size_t>(config_.batch));
+  return counts;
 }
 
 void DecodeState::check_sequence(const char* call, std::int64_t sequence) const {
@@ -133,12 +187,24 @@ void DecodeState::check_sequence(const char* call, std::int64_t sequence) const 
 }
 
 void DecodeState::reset() {
-  for (std::int64_t b = 0; b < config_.batch; ++b) reset(b);
+  if (on_host()) {
+    for (std::int64_t b = 0; b < config_.batch; ++b) reset(b);
+  } else {
+    const cuda::CurrentDevice current(device_.index);
+    cuda::decode_clear(decode_shape(config_), device_slots(config_, memory_), 0,
+                       slot_count(config_), stream_);
+  }
 }
 
 void DecodeState::reset(std::int64_t sequence) {
   check_sequence("DecodeState::reset", sequence);
   const DecodeShape shape = decode_shape(config_);
+  if (!on_host()) {
+    const cuda::CurrentDevice current(device_.index);
+    cuda::decode_clear(shape, device_slots(config_, memory_), sequence * config_.heads_k,
+                       config_.heads_k, stream_);
+    return;
+  }
   for (std::int64_t h = 0; h < config_.heads_k; ++h) {
     clear(shape, slot_at(shape, memory_, sequence * config_.heads_k + h));
   }
@@ -146,21 +212,34 @@ void DecodeState::reset(std::int64_t sequence) {
 }
 
 void DecodeState::append(const AttentionInputs& in, const View& o, const Exec& exec) {
-  count(run(DecodeVerb::append, config_, memory_, tokens_, in, o, exec), tokens_);
+  const Place place{memory_, device_, stream_, tokens_};
+  count(run(DecodeVerb::append, config_, place, in, o, exec), tokens_);
 }
 
 void DecodeState::read(const AttentionInputs& in, const View& o, const Exec& exec) const {
   // A read adds no keys, and its kernel writes no state.
-  run(DecodeVerb::read, config_, memory_, tokens_, in, o, exec);
+  const Place place{memory_, device_, stream_, tokens_};
+  run(DecodeVerb::read, config_, place, in, o, exec);
 }
 
 void DecodeState::step(const AttentionInputs& in, const View& o, const Exec& exec) {
-  count(run(DecodeVerb::step, config_, memory_, tokens_, in, o, exec), tokens_);
+  const Place place{memory_, device_, stream_, tokens_};
+  count(run(DecodeVerb::step, config_, place, in, o, exec), tokens_);
 }
 
 void DecodeState::merge(const DecodeState& later) {
-  memory_errors("DecodeState::merge", [&] { check_merge(*this, later); });
+  memory_errors("DecodeState::merge", [&] {
+    check_same("DecodeState::merge", *this, later);
+    // On a device this waits for all work of both states.
+    check_merge(*this, counts(), later, later.counts());
+  });
   const DecodeShape shape = decode_shape(config_);
+  if (!on_host()) {
+    const cuda::CurrentDevice current(device_.index);
+    cuda::decode_merge(shape, device_slots(config_, memory_), device_slots(config_, later.memory_),
+                       slot_count(config_), stream_);
+    return;
+  }
   for (std::int64_t i = 0; i < slot_count(config_); ++i) {
     if (later.tokens_[static_cast<std::size_t>(i / config_.heads_k)] == 0) continue;
     const DecodeSlot into = slot_at(shape, memory_, i);
@@ -177,6 +256,11 @@ void DecodeState::copy_from(const DecodeState& other) {
   constexpr const char* kCall = "DecodeState::copy_from";
   memory_errors(kCall, [&] { check_same(kCall, *this, other); });
   if (this == &other) return;
+  if (!on_host()) {
+    const cuda::CurrentDevice current(device_.index);
+    cuda::copy_on_device(memory_.data(), other.memory_.data(), memory_.size(), stream_);
+    return;
+  }
   std::copy(other.memory_.begin(), other.memory_.end(), memory_.begin());
   std::copy(other.tokens_.begin(), other.tokens_.end(), tokens_.begin());
 }

@@ -9,6 +9,7 @@
 
 #include "api/decode_config.h"
 #include "api/memory_errors.h"
+#include "cuda/host.h"
 #include "lln/decode.h"
 #include "lln/error.h"
 #include "math/fnv.h"
@@ -162,11 +163,23 @@ DecodeConfig check_bytes(const char* call, std::span<const std::byte> bytes) {
   return config;
 }
 
+// Bytes that have been checked.
+void read_state(const DecodeConfig& config, std::span<const std::byte> bytes,
+                std::span<std::byte> memory, std::span<std::int64_t> tokens) {
+  Reader from(bytes.data() + kHeaderBytes);
+  for (std::int64_t& count : tokens) count = from.number<std::int64_t>();
+  const DecodeShape shape = decode_shape(config);
+  for (std::int64_t i = 0; i < slot_count(config); ++i) {
+    each_row(shape, slot_at(shape, memory, i), tokens[static_cast<std::size_t>(i / config.heads_k)],
+             [&](float* row, std::int64_t count, bool) { from.reals(row, count); });
+  }
+}
+
 }  // namespace
 
 std::size_t DecodeState::saved_bytes() const noexcept { return bytes_of(config_); }
 
-// Allocates for a refusal alone, so that nothing fails once bytes are written.
+// What may fail, allocations and copies from a device, comes before the first byte is written.
 void DecodeState::save(std::span<std::byte> out) const {
   constexpr const char* kCall = "DecodeState::save";
   if (out.size() != saved_bytes()) {
@@ -175,6 +188,19 @@ void DecodeState::save(std::span<std::byte> out) const {
                                 describe(config_), saved_bytes()));
     });
   }
+  std::span<std::byte> memory = memory_;
+  std::vector<std::byte> copy;
+  std::vector<std::int64_t> copied_tokens;
+  if (!on_host()) {
+    memory_errors(kCall, [&] {
+      copied_tokens = counts();
+      copy.resize(slot_bytes(config_));
+      const cuda::CurrentDevice current(device_.index);
+      cuda::copy_to_host(copy.data(), memory_.data(), copy.size(), stream_);
+      memory = copy;
+    });
+  }
+  const std::vector<std::int64_t>& seen = on_host() ? tokens_ : copied_tokens;
   Writer to(out.data());
   to.text(kMagic);
   to.number(kVersion);
@@ -187,11 +213,11 @@ void DecodeState::save(std::span<std::byte> out) const {
                                    config_.dim_v, config_.diag_block}) {
     to.number(field);
   }
-  for (const std::int64_t count : tokens_) to.number(count);
+  for (const std::int64_t count : seen) to.number(count);
   const DecodeShape shape = decode_shape(config_);
   for (std::int64_t i = 0; i < slot_count(config_); ++i) {
-    const std::int64_t tokens = tokens_[static_cast<std::size_t>(i / config_.heads_k)];
-    each_row(shape, slot_at(shape, memory_, i), tokens,
+    const std::int64_t tokens = seen[static_cast<std::size_t>(i / config_.heads_k)];
+    each_row(shape, slot_at(shape, memory, i), tokens,
              [&](const float* row, std::int64_t count, bool used) {
                // Equal states have equal bytes.
                used ? to.reals(row, count) : to.zeros(count);
@@ -208,14 +234,21 @@ void DecodeState::load(std::span<const std::byte> bytes) {
     refuse(kCall, fmt::format("the bytes are of {}: this state is of {}", describe(config),
                               describe(config_)));
   });
-  Reader from(bytes.data() + kHeaderBytes);
-  for (std::int64_t& count : tokens_) count = from.number<std::int64_t>();
-  const DecodeShape shape = decode_shape(config_);
-  for (std::int64_t i = 0; i < slot_count(config_); ++i) {
-    const std::int64_t tokens = tokens_[static_cast<std::size_t>(i / config_.heads_k)];
-    each_row(shape, slot_at(shape, memory_, i), tokens,
-             [&](float* row, std::int64_t count, bool) { from.reals(row, count); });
+  if (on_host()) {
+    read_state(config_, bytes, memory_, tokens_);
+    return;
   }
+  memory_errors(kCall, [&] {
+    std::vector<std::byte> copy(memory_.size());
+    std::vector<std::int64_t> tokens(static_cast<std::size_t>(config_.batch));
+    read_state(config_, bytes, copy, tokens);
+    std::int64_t* const counts = device_slots(config_, copy).tokens;
+    for (std::int64_t i = 0; i < slot_count(config_); ++i) {
+      counts[i] = tokens[static_cast<std::size_t>(i / config_.heads_k)];
+    }
+    const cuda::CurrentDevice current(device_.index);
+    cuda::copy_from_host(memory_.data(), copy.data(), copy.size(), stream_);
+  });
 }
 
 DecodeConfig saved_decode_config(std::span<const std::byte> bytes) {

@@ -34,7 +34,7 @@ Problem problem_of(const DecodeConfig& config) {
 
 // In f64, since the numbers of the configuration may be anything. Of at least one sequence: the
 // size of a slot must fit also where there is none.
-double state_bytes(const DecodeConfig& c) {
+double estimated_bytes(const DecodeConfig& c) {
   const double block = c.kind == Kind::lln_diag ? static_cast<double>(c.diag_block) : 0;
   const double dp = static_cast<double>(c.dim) + kStatePad;
   const double dvp = static_cast<double>(c.dim_v) + kStatePad;
@@ -57,7 +57,7 @@ void check_config(const char* call, const DecodeConfig& config) {
   if (p.feature != Feature::power && !std::isfinite(config.power)) {
     faults.add(fmt::format("power is {}: expected a finite number", config.power));
   }
-  if (const double bytes = state_bytes(config); faults.count() == 0 && bytes > kMaxBytes) {
+  if (const double bytes = estimated_bytes(config); faults.count() == 0 && bytes > kMaxBytes) {
     faults.add(fmt::format("a state of {:.3g} bytes is too large", bytes));
   }
   faults.throw_any(call, describe(config));
@@ -81,6 +81,21 @@ DecodeShape decode_shape(const DecodeConfig& config) noexcept {
 
 std::int64_t slot_count(const DecodeConfig& config) noexcept {
   return config.batch * config.heads_k;
+}
+
+std::size_t slot_bytes(const DecodeConfig& config) noexcept {
+  return static_cast<std::size_t>(slot_count(config) * decode_shape(config).floats()) *
+         sizeof(float);
+}
+
+std::size_t state_bytes(const DecodeConfig& config, Device device) noexcept {
+  if (device.kind == DeviceKind::cpu) return slot_bytes(config);
+  return slot_bytes(config) + static_cast<std::size_t>(slot_count(config)) * sizeof(std::int64_t);
+}
+
+cuda::DecodeSlots device_slots(const DecodeConfig& config, std::span<std::byte> memory) noexcept {
+  return {reinterpret_cast<float*>(memory.data()),
+          reinterpret_cast<std::int64_t*>(memory.data() + slot_bytes(config))};
 }
 
 DecodeSlot slot_at(const DecodeShape& shape, std::span<std::byte> memory,

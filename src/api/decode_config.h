@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 
+#include "cuda/decode.h"
 #include "lln/decode.h"
 #include "math/state.h"
 
@@ -25,6 +26,11 @@ std::string describe(const DecodeConfig& config);
 // Of a configuration that has been checked.
 DecodeShape decode_shape(const DecodeConfig& config) noexcept;
 std::int64_t slot_count(const DecodeConfig& config) noexcept;
+// Bytes of all slots, and with the counts that follow them on a device.
+std::size_t slot_bytes(const DecodeConfig& config) noexcept;
+std::size_t state_bytes(const DecodeConfig& config, Device device) noexcept;
+// Slots and counts of a state on a device.
+cuda::DecodeSlots device_slots(const DecodeConfig& config, std::span<std::byte> memory) noexcept;
 // The slot of a sequence and key head, counted sequence by sequence.
 DecodeSlot slot_at(const DecodeShape& shape, std::span<std::byte> memory,
                    std::int64_t index) noexcept;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "api/dispatch.h"
+#include "cuda/host.h"
 #include "lln/error.h"
 #include "lln/problem.h"
 
@@ -74,12 +75,29 @@ Cost decode_cost(const Problem& p) {
   return cost;
 }
 
+// Why a kernel does not take a problem; empty when it does.
+std::string refusal_of(const Kernel& kernel, const Problem& problem) {
+  if (kernel.device == DeviceKind::cuda) {
+    if (problem.device.kind != DeviceKind::cuda) {
+      return "runs on cuda, the tensors are on " + to_string(problem.device);
+    }
+    if (std::string refusal = cuda::device_refusal(problem.device.index); !refusal.empty()) {
+      return refusal;
+    }
+  }
+  return kernel.refusal(problem);
+}
+
 std::string no_kernel_text(const Problem& problem) {
   std::string text = fmt::format("no kernel takes {}", to_string(problem));
   const auto list = kernels(kernel_op(problem.op));
   if (list.empty()) text += fmt::format(": this build has none for {}", to_string(problem.op));
+  if (const std::string none = cuda::absence();
+      problem.device.kind == DeviceKind::cuda && !none.empty()) {
+    text += fmt::format(": this build has no CUDA kernels ({})", none);
+  }
   for (const Kernel& kernel : list) {
-    text += fmt::format("; {}: {}", kernel.name, kernel.refusal(problem));
+    text += fmt::format("; {}: {}", kernel.name, refusal_of(kernel, problem));
   }
   return text;
 }
@@ -91,13 +109,13 @@ const Kernel& choose_kernel(const Problem& asked, std::string_view forced) {
   const auto list = kernels(problem.op);
   if (forced.empty()) {
     for (const Kernel& kernel : list) {
-      if (kernel.refusal(problem).empty()) return kernel;
+      if (refusal_of(kernel, problem).empty()) return kernel;
     }
     throw Error(ErrorCode::unsupported, no_kernel_text(problem));
   }
   for (const Kernel& kernel : list) {
     if (kernel.name != forced) continue;
-    const std::string refusal = kernel.refusal(problem);
+    const std::string refusal = refusal_of(kernel, problem);
     if (refusal.empty()) return kernel;
     throw Error(ErrorCode::unsupported,
                 fmt::format("kernel {} does not take {}: {}", forced, to_string(problem), refusal));
@@ -110,6 +128,14 @@ const Kernel& choose_kernel(const Problem& asked, std::string_view forced) {
 std::vector<std::string> kernel_names(Op op) {
   std::vector<std::string> names;
   for (const Kernel& kernel : kernels(kernel_op(op))) names.push_back(kernel.name);
+  return names;
+}
+
+std::vector<std::string> kernel_names(Op op, DeviceKind device) {
+  std::vector<std::string> names;
+  for (const Kernel& kernel : kernels(kernel_op(op))) {
+    if (kernel.device == device) names.push_back(kernel.name);
+  }
   return names;
 }
 
@@ -147,7 +173,7 @@ Explanation explain(const Problem& problem, const Exec& exec) {
   if (!exec.kernel.empty()) choose_kernel(problem, exec.kernel);  // an unknown name is an error
   const Problem run = with_op(problem, kernel_op(problem.op));
   for (const Kernel& kernel : kernels(run.op)) {
-    std::string refusal = kernel.refusal(run);
+    std::string refusal = refusal_of(kernel, run);
     if (!exec.kernel.empty() && kernel.name != exec.kernel) {
       refusal = fmt::format("kernel {} is forced", exec.kernel);
     }
@@ -169,6 +195,10 @@ std::string to_string(const Explanation& e) {
     const char* verdict = !refusal.empty() ? "no" : found ? "could" : "runs";
     found = found || refusal.empty();
     text += fmt::format("kernel     {:<12} {:<6}{}\n", name, verdict, refusal);
+  }
+  if (const std::string none = cuda::absence();
+      e.problem.device.kind == DeviceKind::cuda && !none.empty()) {
+    text += fmt::format("cuda       not built in: {}\n", none);
   }
   text += fmt::format("workspace  {} bytes\n", e.workspace_bytes);
   text +=

@@ -165,6 +165,11 @@ bool Faults::cumulative(const char* name, const IndexView& cu, std::int64_t toke
     return false;
   }
   on_device(name, cu.device, device);
+  if (cu.count == 1 && tokens != 0) {
+    add(fmt::format("{} has one entry, which is no sequence: expected more for {} tokens", name,
+                    tokens));
+    return false;
+  }
   if (cu.device.kind != DeviceKind::cpu) return false;  // not to be read from here
   Entries entries(*this);
   const auto bad = [&](std::int64_t s, const std::string& expected) {

@@ -36,16 +36,19 @@ struct Call {
   Problem problem;
   AttentionOptions options;
   AttentionInputs in;
-  AttentionOutputs out;      // forward
-  AttentionGradients grads;  // backward
-  std::span<const Sequence> sequences;
+  AttentionOutputs out;                 // forward
+  AttentionGradients grads;             // backward
+  std::span<const Sequence> sequences;  // empty on a device, which finds them itself
   // Decoding (append, step): one slot of math/state.h for each sequence and key head, and the
   // tokens that each sequence has seen. A sequence adds its k_tokens keys; rows are written where q
   // is given.
   float* state = nullptr;
   std::span<const std::int64_t> tokens_before;
-  std::byte* workspace = nullptr;  // workspace_bytes() of the chosen kernel, uninitialised
-  Parallel* parallel = nullptr;    // null: run on the calling thread
+  // On a device the tokens are there too, a count for each slot, and the kernel advances them.
+  std::int64_t* slot_tokens = nullptr;
+  // workspace_bytes() of the chosen kernel, uninitialised; on a device aligned to 256 bytes.
+  std::byte* workspace = nullptr;
+  Parallel* parallel = nullptr;  // null: run on the calling thread
   void* stream = nullptr;
 };
 
@@ -55,6 +58,7 @@ struct Kernel {
   std::string (*refusal)(const Problem&);
   std::size_t (*workspace_bytes)(const Problem&, int workers);
   void (*run)(const Call&);
+  DeviceKind device = DeviceKind::cpu;  // where its tensors are; the lists set it
 };
 
 // Ordered lists: the first kernel that does not refuse runs; the reference is last. Decoding has

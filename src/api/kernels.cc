@@ -5,23 +5,35 @@
 
 #include "api/kernel.h"
 #include "cpu/kernels.h"
+#include "cuda/kernels.h"
 #include "reference/reference.h"
 
 namespace lln {
 
+namespace {
+
+// What is on a device comes first: nothing else takes it, and it takes nothing else.
+std::vector<Kernel> joined(std::vector<Kernel> cuda, const std::vector<Kernel>& cpu) {
+  for (Kernel& kernel : cuda) kernel.device = DeviceKind::cuda;
+  cuda.insert(cuda.end(), cpu.begin(), cpu.end());
+  return cuda;
+}
+
+}  // namespace
+
 std::span<const Kernel> kernels(Op op) {
   static const std::vector<Kernel> forward = [] {
-    std::vector<Kernel> list = cpu_forward_kernels();
+    std::vector<Kernel> list = joined(cuda_forward_kernels(), cpu_forward_kernels());
     list.push_back(reference_forward_kernel());
     return list;
   }();
   static const std::vector<Kernel> backward = [] {
-    std::vector<Kernel> list = cpu_backward_kernels();
+    std::vector<Kernel> list = joined(cuda_backward_kernels(), cpu_backward_kernels());
     list.push_back(reference_backward_kernel());
     return list;
   }();
-  static const std::vector<Kernel> append = cpu_append_kernels();
-  static const std::vector<Kernel> step = cpu_step_kernels();
+  static const std::vector<Kernel> append = joined(cuda_append_kernels(), cpu_append_kernels());
+  static const std::vector<Kernel> step = joined(cuda_step_kernels(), cpu_step_kernels());
   switch (op) {
     case Op::forward:
       return forward;

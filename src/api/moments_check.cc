@@ -10,6 +10,7 @@
 
 #include "api/faults.h"
 #include "api/validate.h"
+#include "cuda/host.h"
 #include "lln/error.h"
 
 namespace lln {
@@ -17,6 +18,9 @@ namespace {
 
 // Modes that take moments of the tensors of this very call.
 bool reads_sequence(Matching mode) { return mode == Matching::paper || mode == Matching::per_head; }
+// A row takes at most the threads of a block.
+constexpr std::int64_t kMostDeviceChannels = 256;
+
 bool uses_line(Matching mode) { return mode == Matching::per_head || mode == Matching::ema; }
 
 std::int64_t sequences_of(const IndexView& cu, std::int64_t batch) {
@@ -53,11 +57,18 @@ std::vector<TokenSpan> token_spans(const ConstView& x, const IndexView& lengths,
   return spans;
 }
 
-void expect_cpu(const char* call, Device device) {
+// What kernels on a device do not take, in a call that is right.
+void expect_device_takes(const char* call, Device device, DType dtype, std::int64_t channels) {
   if (device.kind == DeviceKind::cpu) return;
+  std::string refusal = cuda::device_refusal(device.index);
+  if (refusal.empty() && dtype == DType::f64) refusal = "f64 is taken on the CPU alone";
+  if (refusal.empty() && channels > kMostDeviceChannels) {
+    refusal =
+        fmt::format("{} channels, at most {} are taken on a device", channels, kMostDeviceChannels);
+  }
+  if (refusal.empty()) return;
   throw Error(ErrorCode::unsupported,
-              fmt::format("{}: moments are taken on the CPU, found tensors on {}", call,
-                          to_string(device)));
+              fmt::format("{}: no moments of tensors on {}: {}", call, to_string(device), refusal));
 }
 
 class MatchingChecker {
@@ -140,18 +151,35 @@ class MatchingChecker {
           "running moments have {} heads of q and {} of k: expected one per key head, {}",
           running.q.size(), running.k.size(), heads));
     }
-    if (!(running.decay >= 0 && running.decay < 1)) {
+    check_decay(running.decay);
+    if (on_device()) {
       faults.add(
-          fmt::format("the decay of running moments is {}: expected 0 to below 1", running.decay));
+          fmt::format("running moments are in host memory and the tensors on {}: give "
+                      "running_on_device, which nothing has to wait for",
+                      to_string(problem_.device)));
+    }
+  }
+
+  void check_running_view(const DeviceRunningMoments& running) {
+    const Shape shape{1, 2, problem_.heads_k, 3};
+    faults.output("running_on_device", running.heads, shape, DType::f64, problem_.device);
+    if (running.heads.shape == shape && running.heads.stride != contiguous_stride(shape)) {
+      faults.add("running_on_device is not contiguous");
+    }
+    check_decay(running.decay);
+    if (!on_device()) {
+      faults.add(fmt::format("running_on_device is given with tensors on {}: give running",
+                             to_string(problem_.device)));
     }
   }
 
   CheckedMatching finish(const char* call, const std::string& subject) const {
     faults.throw_any(call, subject + to_string(problem_));
-    expect_cpu(call, problem_.device);
+    expect_device_takes(call, problem_.device, problem_.dtype, problem_.dim);
     const bool self = !in_.cross && problem_.tokens == problem_.tokens_k && !in_.query_mask.given();
+    if (on_device()) return {problem_, self, {}, {}};
     const IndexView& cu_k = in_.cu_seqlens_k.given() ? in_.cu_seqlens_k : in_.cu_seqlens_q;
-    return {problem_,
+    return {problem_, self,
             token_spans(in_.q, self ? in_.key_lengths : IndexView(),
                         self ? in_.key_mask : in_.query_mask, in_.cu_seqlens_q),
             token_spans(in_.k, in_.key_lengths, in_.key_mask, cu_k)};
@@ -161,6 +189,12 @@ class MatchingChecker {
 
  private:
   DType parameter_type() const { return problem_.dtype == DType::f64 ? DType::f64 : DType::f32; }
+  bool on_device() const { return problem_.device.kind != DeviceKind::cpu; }
+
+  void check_decay(double decay) {
+    if (decay >= 0 && decay < 1) return;
+    faults.add(fmt::format("the decay of running moments is {}: expected 0 to below 1", decay));
+  }
 
   void check_frozen(Matching mode) {
     const std::tuple<const char*, const ConstView&, std::int64_t> parameters[] = {
@@ -180,16 +214,18 @@ class MatchingChecker {
   }
 
   void check_running(const MatchingOptions& options) {
+    const bool host = options.running != nullptr, device = options.running_on_device != nullptr;
     if (options.mode != Matching::ema) {
-      if (options.running != nullptr) {
+      if (host || device) {
         faults.add(fmt::format("running moments are given but mode {} does not use them",
                                to_string(options.mode)));
       }
-    } else if (options.running == nullptr) {
-      faults.add("running moments are not given: mode ema needs them");
-    } else {
-      check_running_sizes(*options.running);
+      return;
     }
+    if (!host && !device) faults.add("running moments are not given: mode ema needs them");
+    if (host && device) faults.add("running and running_on_device are both given: give one");
+    if (host) check_running_sizes(*options.running);
+    if (device) check_running_view(*options.running_on_device);
   }
 
   void check_packing() {
@@ -247,7 +283,8 @@ std::vector<TokenSpan> check_moments(const MomentsInputs& in, std::size_t output
                            expected));
   }
   faults.throw_any("head_moments", to_string(shape));
-  expect_cpu("head_moments", in.x.device);
+  expect_device_takes("head_moments", in.x.device, in.x.dtype, shape[3]);
+  if (in.x.device.kind != DeviceKind::cpu) return {};
   return token_spans(in.x, in.lengths, in.mask, in.cu_seqlens);
 }
 
@@ -265,6 +302,19 @@ CheckedMatching check_update(const RunningMoments& running, const MatchingInputs
   checker.check_tensors();
   checker.check_running_sizes(running);
   return checker.finish("update_moments", "");
+}
+
+CheckedMatching check_update(const DeviceRunningMoments& running, const MatchingInputs& in) {
+  MatchingChecker checker(in);
+  checker.check_tensors();
+  checker.check_running_view(running);
+  return checker.finish("update_moments", "");
+}
+
+CheckedMatching check_workspace_inputs(const MatchingInputs& in) {
+  MatchingChecker checker(in);
+  checker.check_tensors();
+  return checker.finish("matching_workspace_bytes", "");
 }
 
 }  // namespace lln

@@ -18,7 +18,8 @@ struct TokenSpan {
 
 struct CheckedMatching {
   Problem problem;
-  std::vector<TokenSpan> q, k;  // one per sequence
+  bool self = false;            // which keys count holds for the queries too
+  std::vector<TokenSpan> q, k;  // one per sequence; none on a device, which finds them itself
 };
 
 // Each throws one Error that names every fault.
@@ -26,5 +27,8 @@ std::vector<TokenSpan> check_moments(const MomentsInputs& in, std::size_t output
 CheckedMatching check_matching(const MatchingInputs& in, const MatchingOutputs& out,
                                const MatchingOptions& options);
 CheckedMatching check_update(const RunningMoments& running, const MatchingInputs& in);
+CheckedMatching check_update(const DeviceRunningMoments& running, const MatchingInputs& in);
+// Of the tensors alone.
+CheckedMatching check_workspace_inputs(const MatchingInputs& in);
 
 }  // namespace lln

@@ -219,13 +219,12 @@ class Checker {
       return;
     }
     const bool k_ok = faults_.cumulative("cu_seqlens_k", k, p.tokens_k, p.device);
-    if (!q_ok || !k_ok) return;
     if (k.count != in_.cu_seqlens_q.count) {
       fault(fmt::format("cu_seqlens_q has {} entries and cu_seqlens_k {}: expected as many",
                         in_.cu_seqlens_q.count, k.count));
       return;
     }
-    if (!p.causal && !p.has_diag()) return;
+    if (!q_ok || !k_ok || (!p.causal && !p.has_diag())) return;
     for (std::int64_t s = 0; s < k.count; ++s) {
       if (in_.cu_seqlens_q[s] != k[s]) {
         fault(
@@ -237,8 +236,10 @@ class Checker {
     }
   }
 
+  // None where the tensors are on a device: which keys count is found there.
   void make_sequences(std::vector<Sequence>& sequences) const {
     const Problem& p = problem_;
+    if (p.device.kind != DeviceKind::cpu) return;
     sequences.resize(static_cast<std::size_t>(p.sequences));
     const IndexView& cu_q = in_.cu_seqlens_q;
     const IndexView& cu_k = in_.cu_seqlens_k.given() ? in_.cu_seqlens_k : cu_q;
@@ -342,6 +343,7 @@ CheckedCall check_decode(DecodeVerb verb, const DecodeConfig& config, const Atte
   for (Sequence& seq : checked.sequences) seq.k_tokens = seq.key_end;
   // A scale that the call has no use for may be missing.
   static constexpr float kOne = 1;
+  if (checked.call.problem.device.kind != DeviceKind::cpu) return checked;
   for (ConstView* scale : {&checked.call.in.alpha, &checked.call.in.beta}) {
     if (!scale->given()) *scale = {&kOne, DType::f32, {}, {1, 1, 1, 1}, {}};
   }

@@ -18,7 +18,8 @@ struct Rows {
   std::int64_t batch = 0, head = 0, token = 0;
 };
 
-// alpha or beta, f32 [S, heads, 1, 1]; strides are 0 where it broadcasts.
+// alpha or beta, f32 [S, heads, 1, 1]; strides are 0 where it broadcasts. No data: the call has no
+// use for it, and it counts as 1.
 struct Scale {
   const float* data = nullptr;
   std::int64_t sequence = 0, head = 0;
@@ -42,28 +43,45 @@ struct DeviceSequence {
   // Valid keys lie in [key_first, key_end), counted from k_begin; both 0 when there are none.
   std::int64_t key_first;
   std::int64_t key_end;
-  // Jobs of the sequences before this one, per head (Jobs below).
+  // Jobs of the sequences before this one, per head (Jobs below): pieces of q_tokens, and pieces of
+  // the keys from key_first to key_end.
   std::int64_t q_first_job;
   std::int64_t k_first_job;
 };
 
 // How a sequence of so many tokens is cut into pieces that blocks work on. A function of the length
-// alone, so that a sequence gives the same bits alone and in any batch.
+// alone, so that a sequence gives the same bits alone and in any batch. Sizes are powers of two:
+// a division of 64-bit numbers takes a device a hundred instructions.
 struct Jobs {
-  std::int64_t shortest = 256;  // tokens of a piece
-  std::int64_t ordinary = 1024;
-  __host__ __device__ std::int64_t piece(std::int64_t tokens) const {
-    if (tokens <= 2 * shortest) return shortest;
-    if (tokens <= 8 * ordinary) return ordinary;
-    if (tokens <= 32 * ordinary) return 2 * ordinary;
-    return 4 * ordinary;
+  int shortest_log2 = 8;  // tokens of a piece
+  int ordinary_log2 = 10;
+  __host__ __device__ int piece_log2(std::int64_t tokens) const {
+    if (tokens <= std::int64_t{2} << shortest_log2) return shortest_log2;
+    if (tokens <= std::int64_t{8} << ordinary_log2) return ordinary_log2;
+    if (tokens <= std::int64_t{32} << ordinary_log2) return ordinary_log2 + 1;
+    return ordinary_log2 + 2;
   }
+  __host__ __device__ std::int64_t piece(std::int64_t tokens) const {
+    return std::int64_t{1} << piece_log2(tokens);
+  }
+  // At least one, so that there is a block to write the state of an empty sequence.
   __host__ __device__ std::int64_t count(std::int64_t tokens) const {
-    return (tokens + piece(tokens) - 1) / piece(tokens);
+    return tokens <= 0 ? 1 : ((tokens - 1) >> piece_log2(tokens)) + 1;
+  }
+  // No sequence of at most so many tokens has more pieces: not the longest one, where a longer
+  // sequence has longer pieces.
+  __host__ __device__ std::int64_t most_of_one(std::int64_t tokens) const {
+    std::int64_t most = count(tokens);
+    for (const std::int64_t border : {std::int64_t{2} << shortest_log2,
+                                      std::int64_t{8} << ordinary_log2,
+                                      std::int64_t{32} << ordinary_log2}) {
+      if (border < tokens && count(border) > most) most = count(border);
+    }
+    return most;
   }
   // No sequences of these tokens together have more pieces.
   std::int64_t most(std::int64_t tokens, std::int64_t sequences) const {
-    return (tokens + shortest - 1) / shortest + sequences;
+    return (tokens >> shortest_log2) + 1 + sequences;
   }
 };
 
@@ -87,7 +105,8 @@ struct JobPlace {
 
 __device__ inline DeviceSequence sequence_at(const Sequences& all, std::int64_t s) {
   if (all.table != nullptr) return all.table[s];
-  return {s, 0, all.tokens, 0, all.tokens_k, 0, all.tokens_k, 0, 0};
+  return {s, 0, all.tokens, 0, all.tokens_k, 0, all.tokens_k,
+          s * all.q_jobs.count(all.tokens), s * all.k_jobs.count(all.tokens_k)};
 }
 
 template <bool kKeys>
@@ -95,10 +114,11 @@ __device__ inline JobPlace find_job(const Sequences& all, std::int64_t job) {
   JobPlace place;
   const Jobs& jobs = kKeys ? all.k_jobs : all.q_jobs;
   if (all.table == nullptr) {
-    const std::int64_t each = jobs.count(kKeys ? all.tokens_k : all.tokens);
-    place.s = job / each;
+    // Fewer jobs than blocks in a grid, so that 32 bits hold them.
+    const auto each = static_cast<std::uint32_t>(jobs.count(kKeys ? all.tokens_k : all.tokens));
+    place.s = static_cast<std::uint32_t>(job) / each;
     place.sequence = sequence_at(all, place.s);
-    place.index = job % each;
+    place.index = static_cast<std::uint32_t>(job) % each;
     return place;
   }
   std::int64_t low = 0, high = all.count;  // the last sequence whose first job is not after `job`
@@ -109,7 +129,8 @@ __device__ inline JobPlace find_job(const Sequences& all, std::int64_t job) {
   }
   place.sequence = all.table[low];
   place.index = job - (kKeys ? place.sequence.k_first_job : place.sequence.q_first_job);
-  const std::int64_t tokens = kKeys ? place.sequence.k_tokens : place.sequence.q_tokens;
+  const std::int64_t tokens = kKeys ? place.sequence.key_end - place.sequence.key_first
+                                    : place.sequence.q_tokens;
   if (place.index < jobs.count(tokens)) place.s = low;
   return place;
 }
@@ -123,15 +144,15 @@ __device__ inline bool key_valid(const Sequences& all, const DeviceSequence& seq
 }
 
 __device__ inline float scale_at(const Scale& scale, std::int64_t s, std::int64_t head) {
-  return scale.data[s * scale.sequence + head * scale.head];
+  return scale.data == nullptr ? 1.0F : scale.data[s * scale.sequence + head * scale.head];
 }
 
 __device__ inline float weight_at(const Weight& weight, std::int64_t b, std::int64_t h,
                                   std::int64_t n, std::int64_t c) {
-  const float value = weight.data == nullptr
-                          ? weight.constant
-                          : weight.data[b * weight.batch + h * weight.head + n * weight.token +
-                                        c * weight.channel];
+  const float value =
+      weight.data == nullptr
+          ? weight.constant
+          : weight.data[b * weight.batch + h * weight.head + n * weight.token + c * weight.channel];
   return weight.complement ? 1 - value : value;
 }
 
@@ -143,21 +164,23 @@ struct DeviceCall {
   std::int64_t diag_block;
   Feature feature;
   float power;
-  Rows q, k, v, o;         // forward
-  Rows g, dq, dk, dv;      // backward
+  Rows q, k, v, o;     // forward
+  Rows g, dq, dk, dv;  // backward
   Scale alpha, beta;
   Weight lln_weight, diag_weight;
   Sequences sequences;
 };
 
-// Fills everything but the jobs; `table` is device memory for table_bytes(), not null where
-// needs_table() says so.
+// Fills everything but the jobs and the table.
 DeviceCall make_device_call(const Call& call);
 bool needs_table(const Problem& problem);
-std::size_t table_bytes(const Problem& problem);
-// Launches the kernel that writes the table (where one is needed) and sets sequences.table, the job
-// limits and the jobs. Lengths out of range are cut to what the tensors hold, and reported
-// (device.h).
+std::size_t table_bytes(const Problem& problem);  // a multiple of 256; 0 where none is needed
+// Jobs of all sequences together, at most, where each has at most `tokens` (packed: all of them).
+std::int64_t job_limit(const Problem& problem, const Jobs& jobs, std::int64_t tokens);
+// Launches the kernel that writes the table (where one is needed: then `table` is device memory of
+// table_bytes()) and sets sequences.table, the job limits and the jobs. Lengths out of range are
+// cut to what the tensors hold, cumulative lengths that are not right leave all sequences without a
+// token; both are reported (device.h).
 void prepare_sequences(const Call& call, const Jobs& q_jobs, const Jobs& k_jobs, void* table,
                        DeviceCall& device);
 

@@ -8,24 +8,41 @@
 #include <cmath>
 
 #include "lln/moments.h"
+#include "math/host_device.h"
 
 namespace lln {
 
 // From sums of x - pivot and of its square. Nothing cancels when the pivot is one of the numbers.
-inline Moments moments_from_sums(double count, double pivot, double sum, double squares) noexcept {
+LLN_HOST_DEVICE inline Moments moments_from_sums(double count, double pivot, double sum,
+                                                 double squares) noexcept {
   if (count == 0) return {};
   const double shift = sum / count;
   const double m2 = squares - sum * shift;
   return {count, pivot + shift, m2 < 0 ? 0 : m2};  // not max(): NaN stays
 }
 
-inline Moments merged(const Moments& x, const Moments& y) noexcept {
+LLN_HOST_DEVICE inline Moments merged(const Moments& x, const Moments& y) noexcept {
   if (x.count == 0) return y;
   if (y.count == 0) return x;
   const double count = x.count + y.count;
   const double gap = y.mean - x.mean;
   const double share = y.count / count;
   return {count, x.mean + gap * share, x.m2 + y.m2 + gap * gap * x.count * share};
+}
+
+// Moments::variance() for kernels on a device.
+LLN_HOST_DEVICE inline double variance_of(const Moments& m) noexcept {
+  return m.count > 1 ? m.m2 / (m.count - 1) : 0;
+}
+
+// Takes the moments of one step into running ones; a step without numbers changes nothing.
+LLN_HOST_DEVICE inline void take_step(RunningMoments::Head& head, double decay,
+                                      const Moments& step) noexcept {
+  if (step.count == 0) return;
+  head.weight = decay * head.weight + (1 - decay);
+  const double share = (1 - decay) / head.weight;  // 1 at the first step: no start value to forget
+  head.mean += share * (step.mean - head.mean);
+  head.variance += share * (variance_of(step) - head.variance);
 }
 
 // A standard deviation or a scaled one below this counts as this.
@@ -70,10 +87,11 @@ struct MatchedScales {
   bool target_clamped = false;
 };
 
-inline MatchedScales matched_scales(double variance_q, double variance_k,
-                                    const MatchingConstants& constants) noexcept {
+LLN_HOST_DEVICE inline MatchedScales matched_scales(double variance_q, double variance_k,
+                                                    const MatchingConstants& constants) noexcept {
   const double sigma_q = std::sqrt(variance_q), sigma_k = std::sqrt(variance_k);
-  const double q = std::max(sigma_q, kLeastSigma), k = std::max(sigma_k, kLeastSigma);
+  const double q = sigma_q < kLeastSigma ? kLeastSigma : sigma_q;  // not max(): NaN stays
+  const double k = sigma_k < kLeastSigma ? kLeastSigma : sigma_k;
   const double under_root = (q * q * k * k - constants.b) / (2 * constants.a);
   const bool reached = under_root >= kLeastSigma * kLeastSigma;
   const double share = reached ? std::sqrt(under_root) : kLeastSigma;

@@ -119,8 +119,8 @@ static void test_errors_of_the_library(void) {
   CHECK_INVALID(lln_attention_forward(&in, &out, &softmax, &abacus), "unknown kernel 'abacus'");
   size_t bytes;
   CHECK_INVALID(lln_workspace_bytes("forward:f32:cpu:n8:lln", NULL, &bytes), "n8");
-  CHECK_ERROR(lln_workspace_bytes("forward:f32:cuda:n8d8:lln", NULL, &bytes), LLN_ERROR_UNSUPPORTED,
-              "no kernel takes");
+  CHECK_ERROR(lln_workspace_bytes("forward:f32:cuda:900:n8d8:lln", NULL, &bytes),
+              LLN_ERROR_UNSUPPORTED, "no kernel takes");
 }
 
 // As snprintf: cut, closed, and with the whole length.

@@ -24,7 +24,7 @@ def one_gib():
 
 
 def skip_unless_small(test):
-    if lln("info", expect=None, preexec_fn=one_gib).returncode != 0:
+    if lln("--version", expect=None, preexec_fn=one_gib).returncode != 0:
         test.skipTest("this build does not start in 1 GiB of address space")
 
 
@@ -54,6 +54,14 @@ class Help(unittest.TestCase):
             self.assertIn(part["name"], text)
         for word in (info["version"], info["compiler"], info["cpu_target"]):
             self.assertIn(word, text)
+        built = {part["name"]: part["built"] for part in info["parts"]}
+        self.assertEqual("cuda" in info, built["cuda"])
+        if built["cuda"]:
+            cuda = info["cuda"]
+            self.assertTrue(cuda["devices"] or cuda["no_devices"], cuda)
+            for word in (cuda["toolkit"], cuda["architectures"], cuda["no_devices"],
+                         *(device["name"] for device in cuda["devices"])):
+                self.assertIn(word, text)
 
 
 class ExitCodes(Scratch):
@@ -102,10 +110,14 @@ class ExitCodes(Scratch):
         self.assert_error(3, "io", "run", missing, "-o", "/dev/null")
         self.assert_error(3, "invalid_argument", "check", "--kernel", "abacus")
 
+    def test_device(self):
+        self.assert_error(2, "usage", "check", "--device", "gpu")
+        self.assert_error(5, "device", "check", "--device", "cuda:900")
+
     def test_unsupported(self):
-        text = lln("explain", "forward:f32:cuda:b1h1n8d8:lln", expect=4).stdout
+        text = lln("explain", "forward:f32:cuda:900:b1h1n8d8:lln", expect=4).stdout
         self.assertIn("reference", text)
-        done = lln("explain", "forward:f32:cuda:b1h1n8d8:lln", "--json", expect=4)
+        done = lln("explain", "forward:f32:cuda:900:b1h1n8d8:lln", "--json", expect=4)
         self.assertIsNone(json.loads(done.stdout)["kernel"])
 
     def test_memory(self):

@@ -1,0 +1,123 @@
+// What the kernels of decoding share: the call, numbers of any type as f32, exponents in units of
+// log2, and how many tokens a sequence adds.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "cuda/device.h"
+#include "cuda/device_call.h"
+#include "math/feature_map.h"
+#include "math/state.h"
+
+namespace lln::cuda {
+
+struct DecodeCall {
+  DeviceCall call;
+  DecodeShape shape;
+  float* state;          // slots of math/state.h
+  std::int64_t* tokens;  // [slots]: that each has seen
+  const void* lengths;   // key_lengths, or null: every sequence adds all tokens
+  bool wide_lengths;
+  bool rows;  // q and o are given
+  std::uint32_t* faults;
+};
+
+inline DecodeCall make_decode_call(const Call& call) {
+  const Problem& p = call.problem;
+  const IndexView& lengths = call.in.key_lengths;
+  return {make_device_call(call),
+          DecodeShape(p.dim, p.dim_v, p.has_diag() ? p.diag_block : 0),
+          call.state,
+          call.slot_tokens,
+          lengths.given() ? lengths.data : nullptr,
+          lengths.wide,
+          call.in.q.given(),
+          fault_word(p.device.index)};
+}
+
+inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+#ifdef __CUDACC__
+
+inline constexpr float kLog2OfE = 1.4426950408889634F;
+inline constexpr unsigned kAllLanes = 0xFFFFFFFFU;
+
+__device__ inline float load_number(const Rows& rows, DType dtype, std::int64_t at) {
+  switch (dtype) {
+    case DType::f16:
+      return __half2float(static_cast<const __half*>(rows.data)[at]);
+    case DType::bf16:
+      return __bfloat162float(static_cast<const __nv_bfloat16*>(rows.data)[at]);
+    default:
+      return static_cast<const float*>(rows.data)[at];
+  }
+}
+
+__device__ inline void store_number(const Rows& rows, DType dtype, std::int64_t at, float x) {
+  switch (dtype) {
+    case DType::f16:
+      static_cast<__half*>(rows.data)[at] = __float2half_rn(x);
+      return;
+    case DType::bf16:
+      static_cast<__nv_bfloat16*>(rows.data)[at] = __float2bfloat16_rn(x);
+      return;
+    default:
+      static_cast<float*>(rows.data)[at] = x;
+  }
+}
+
+__device__ inline std::int64_t row_at(const Rows& rows, std::int64_t b, std::int64_t h,
+                                      std::int64_t n) {
+  return b * rows.batch + h * rows.head + n * rows.token;
+}
+
+// f(scale x) in units of log2.
+__device__ inline float exponent(const DeviceCall& call, float scale, float x) {
+  if (call.feature == Feature::exp) return clamp_exponent(x * (scale * kLog2OfE));
+  return log_feature(call.feature, call.power, clamp_exponent(x * scale)).value * kLog2OfE;
+}
+
+// How many tokens a sequence adds. A length out of range is cut to what the tensors hold, and
+// reported.
+__device__ inline std::int64_t added_tokens(const DecodeCall& c, std::int64_t sequence) {
+  const std::int64_t most = c.call.sequences.tokens_k;
+  if (c.lengths == nullptr) return most;
+  const std::int64_t length = c.wide_lengths
+                                  ? static_cast<const std::int64_t*>(c.lengths)[sequence]
+                                  : static_cast<const std::int32_t*>(c.lengths)[sequence];
+  if (length >= 0 && length <= most) return length;
+  if (threadIdx.x == 0) atomicOr(c.faults, static_cast<std::uint32_t>(DeviceFault::key_lengths));
+  return length < 0 ? 0 : most;
+}
+
+// Rows [begin, end) of a sequence become zero in all query heads of a key head.
+__device__ inline void zero_rows(const DecodeCall& c, std::int64_t sequence, std::int64_t head_k,
+                                 std::int64_t begin, std::int64_t end) {
+  const std::int64_t group = c.call.heads / c.call.heads_k;
+  for (std::int64_t g = 0; g < group && begin < end; ++g) {
+    for (std::int64_t row = begin + threadIdx.x / 32; row < end; row += blockDim.x / 32) {
+      const std::int64_t at = row_at(c.call.o, sequence, head_k * group + g, row);
+      for (std::int64_t i = threadIdx.x % 32; i < c.shape.dv; i += 32) {
+        store_number(c.call.o, c.call.dtype, at + i, 0);
+      }
+    }
+  }
+}
+
+__device__ inline float warp_max(float x) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, step));
+  return x;
+}
+
+__device__ inline float warp_sum(float x) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);
+  return x;
+}
+
+#endif
+
+}  // namespace lln::cuda

@@ -1,0 +1,122 @@
+// The kernels that take a decode state token by token: a step, a read, and an append of few tokens.
+// A block has a slot of the state to itself.
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/decode_step.cuh"
+
+#include <algorithm>
+
+#include "cuda/decode.h"
+#include "cuda/decode_kernels.h"
+
+namespace lln::cuda {
+namespace {
+
+// Sequences that add more than `most` tokens are left to append_pieces().
+// Rows that a block reads at once where there is more than one.
+constexpr int kManyRows = 4;
+// 80 registers a thread, so that three blocks share a multiprocessor.
+constexpr int kBlocks = 3;
+
+// Sequences that add more than `most` tokens are left to append_pieces().
+template <int kRows>
+__global__ void __launch_bounds__(kStepThreads, kRows == 1 ? kBlocks : 1)
+    decode_step_kernel(const __grid_constant__ DecodeCall c, std::int64_t most) {
+  __shared__ StepShared<kRows> shared;
+  const unsigned heads_k = static_cast<unsigned>(c.call.heads_k);
+  const unsigned sequence = blockIdx.x / heads_k;
+  const std::int64_t added = added_tokens(c, sequence);
+  if (added > most) return;
+  if (added > 0) {
+    StepHead<kRows> head(c, shared, blockIdx.x);
+    for (std::int64_t i = 0; i < added; ++i) head.add(i);
+    head.store();
+  }
+  if (c.rows) zero_rows(c, sequence, blockIdx.x % heads_k, added, c.call.sequences.tokens);
+}
+
+// A block reads `tiles` times kRows rows of a slot: of one head after the other, or where there is
+// one row, of neighbouring heads.
+template <int kRows>
+__global__ void __launch_bounds__(kStepThreads, kRows == 1 ? kBlocks : 1)
+    decode_read_kernel(const __grid_constant__ DecodeCall c, unsigned tiles, unsigned heads) {
+  __shared__ StepShared<kRows> shared;
+  const unsigned slot = blockIdx.x / (tiles * heads);
+  const unsigned head = blockIdx.x / tiles % heads, tile = blockIdx.x % tiles;
+  const std::int64_t tokens = c.call.sequences.tokens;
+  if (c.tokens[slot] == 0) {
+    const unsigned heads_k = static_cast<unsigned>(c.call.heads_k);
+    if (head == 0 && tile == 0) zero_rows(c, slot / heads_k, slot % heads_k, 0, tokens);
+    return;
+  }
+  StepHead<kRows> reader(c, shared, slot);
+  if (tokens == 1) {
+    const unsigned group = static_cast<unsigned>(c.call.heads / c.call.heads_k);
+    const unsigned first = tile * kRows;
+    reader.read_rows({first, 0, 1, 0, static_cast<int>(min(group - first, unsigned{kRows}))},
+                     false);
+  } else {
+    const std::int64_t first = std::int64_t{tile} * kRows;
+    reader.read_rows(
+        {head, first, 0, 1, static_cast<int>(min(tokens - first, std::int64_t{kRows}))}, false);
+  }
+}
+
+template <int kRows>
+void launch_read(const DecodeCall& c, std::int64_t slots, cudaStream_t stream) {
+  const std::int64_t group = c.call.heads / c.call.heads_k;
+  const std::int64_t tokens = c.call.sequences.tokens;
+  const std::int64_t heads = tokens == 1 ? 1 : group;
+  const std::int64_t tiles = ceil_div(tokens == 1 ? group : tokens, kRows);
+  if (slots * tiles == 0) return;
+  const auto blocks = static_cast<unsigned>(slots * heads * tiles);
+  decode_read_kernel<kRows><<<blocks, kStepThreads, 0, stream>>>(c, static_cast<unsigned>(tiles),
+                                                                 static_cast<unsigned>(heads));
+  check_launch("decode_read_kernel");
+}
+
+void run_step(const Call& call) {
+  const Problem& p = call.problem;
+  if (p.tokens_k > 0) return append_few(call, 1);
+  const DecodeCall c = make_decode_call(call);
+  const auto stream = static_cast<cudaStream_t>(call.stream);
+  if (p.heads / p.heads_k * p.tokens == 1) {
+    launch_read<1>(c, p.batch * p.heads_k, stream);
+  } else {
+    launch_read<kManyRows>(c, p.batch * p.heads_k, stream);
+  }
+}
+
+}  // namespace
+
+void append_few(const Call& call, std::int64_t most) {
+  const Problem& p = call.problem;
+  const DecodeCall c = make_decode_call(call);
+  const auto stream = static_cast<cudaStream_t>(call.stream);
+  const auto blocks = static_cast<unsigned>(p.batch * p.heads_k);
+  if (blocks == 0) return;
+  if (p.heads == p.heads_k || !c.rows) {
+    decode_step_kernel<1><<<blocks, kStepThreads, 0, stream>>>(c, most);
+  } else {
+    decode_step_kernel<kManyRows><<<blocks, kStepThreads, 0, stream>>>(c, most);
+  }
+  check_launch("decode_step_kernel");
+}
+
+std::string decode_refusal(const Problem& problem) {
+  if (!problem.has_lln()) return "decoding is of lln and lln+diagB alone";
+  if (problem.dtype == DType::f64) return "decoding takes f32, f16 and bf16";
+  // No kernel has more blocks: a read takes kManyRows rows in each, a scan 8 of 256 channels.
+  const std::int64_t most =
+      std::max<std::int64_t>(32, ceil_div(std::max(problem.tokens, problem.tokens_k), kManyRows));
+  const double blocks = static_cast<double>(problem.batch) * static_cast<double>(problem.heads) *
+                        static_cast<double>(most);
+  if (blocks > 0x7FFFFFFF) return "more heads and rows than a grid has blocks";
+  return {};
+}
+
+std::vector<Kernel> decode_step_kernels() {
+  const auto no_workspace = [](const Problem&, int) { return std::size_t{0}; };
+  return {{"cuda", decode_refusal, no_workspace, run_step}};
+}
+
+}  // namespace lln::cuda

@@ -1,0 +1,385 @@
+// One block and one slot of a decode state: tokens one at a time, and rows that read the state. A
+// key changes every channel's average by C += (e/s)(v - C), and a row is a weighted sum of
+// averages, so both happen in one pass over the state: the row's weights need nothing but (m, s),
+// which are updated first. The sums of all keys are read, those of recent keys read and written.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cuda/decode_call.cuh"
+
+namespace lln::cuda {
+
+inline constexpr int kStepThreads = 256;
+inline constexpr int kStepWarps = kStepThreads / 32;
+// Rows of 4 columns of each set that a thread has under way at once. At 64 x 64 channels that is
+// all of the state, so that its loads begin before the weights of the row are known.
+inline constexpr int kStepBatch = 4;
+inline constexpr int kStepKeys = 256;  // of the running block, scored at once
+// A reference is raised only by keys that exceed it by so much; s is at least 1 then.
+inline constexpr float kReferenceSlack = 8;
+// Differences of values up to this cannot overflow.
+inline constexpr float kLargeValue = 0x1p90F;
+
+template <int kRows>
+struct StepShared {
+  float4 partial[kRows][kStepThreads];
+  float share[kStepThreads], first[kStepThreads], second[kStepThreads];  // of each channel
+  alignas(16) float value[kStepThreads];
+  float weights[kRows][kStepThreads], recent_weights[kRows][kStepThreads];
+  float queries[kRows][kStepThreads];  // scaled for the scores of the block
+  float scores[kRows][kStepKeys];
+  float keep[kRows];
+  float2 masses[kRows][kStepWarps];
+};
+
+__device__ inline void add_scaled(float4& to, float factor, const float4& x) {
+  to.x = fmaf(factor, x.x, to.x);
+  to.y = fmaf(factor, x.y, to.y);
+  to.z = fmaf(factor, x.z, to.z);
+  to.w = fmaf(factor, x.w, to.w);
+}
+
+__device__ inline float4 scaled(float factor, const float4& x) {
+  return {factor * x.x, factor * x.y, factor * x.z, factor * x.w};
+}
+
+// C + share (v - C); where the difference may overflow, (1 - share) C + share v, which is made to
+// lie between C and v however it is rounded.
+__device__ inline float blend(float c, float v, float share) {
+  if (fabsf(v) <= kLargeValue) return fmaf(share, v - c, c);
+  const float mixed = fmaf(1 - share, c, share * v);
+  return mixed != mixed ? mixed : fminf(fmaxf(mixed, fminf(c, v)), fmaxf(c, v));
+}
+
+__device__ inline float4 blend(const float4& c, const float4& v, float share) {
+  return {blend(c.x, v.x, share), blend(c.y, v.y, share), blend(c.z, v.z, share),
+          blend(c.w, v.w, share)};
+}
+
+template <int kRows>
+class StepHead {
+  static_assert(kRows <= kStepWarps, "a warp takes the scores of a row");
+
+ public:
+  __device__ StepHead(const DecodeCall& c, StepShared<kRows>& shared, unsigned slot)
+      : c_(c),
+        sh_(shared),
+        index_(slot),
+        sequence_(slot / static_cast<unsigned>(c.call.heads_k)),
+        head_k_(slot % static_cast<unsigned>(c.call.heads_k)),
+        group_(static_cast<unsigned>(c.call.heads) / static_cast<unsigned>(c.call.heads_k)),
+        slot_(c.shape.slot(c.state, slot)),
+        tokens_(c.tokens[slot]),
+        block_keys_(c.shape.block_tokens(tokens_)),
+        d_(static_cast<int>(c.shape.d)),
+        columns_(static_cast<int>(c.shape.dvp) / 4),
+        at_once_(kStepThreads / columns_),
+        column_(static_cast<int>(threadIdx.x) % columns_),
+        first_(static_cast<int>(threadIdx.x) / columns_) {
+    if (!is_channel()) return;
+    all_ = {slot_.all.m[threadIdx.x], slot_.all.s[threadIdx.x]};
+    recent_ = {slot_.recent.m[threadIdx.x], slot_.recent.s[threadIdx.x]};
+  }
+
+  __device__ std::int64_t tokens() const { return tokens_; }
+
+  // Token `i` of the call, the next one of its sequence; and its rows where the call has rows.
+  __device__ void add(std::int64_t i) {
+    load_batch(0);  // waits for nothing
+    fold_ = tokens_ % kRecentTokens == 0;
+    if (block_keys_ == c_.shape.block) block_keys_ = 0;
+    add_mass(i);
+    load_value(i);
+    ++tokens_;
+    ++block_keys_;
+    if (!c_.rows) {
+      __syncthreads();
+      float4 acc[kRows];
+      pass<true, false>(acc);
+      __syncthreads();
+    }
+    for (unsigned first = 0; c_.rows && first < group_; first += kRows) {
+      read_rows({first, i, 1, 0, static_cast<int>(min(group_ - first, unsigned{kRows}))},
+                first == 0);
+    }
+  }
+
+  // Up to kRows rows: neighbours in one query head of the group, or one row of neighbouring heads.
+  struct Tile {
+    unsigned head;     // of the group, of the first row
+    std::int64_t row;  // of the call
+    int head_step, row_step;
+    int count;
+  };
+
+  // `adds`: the new value joins C in the same pass.
+  __device__ void read_rows(const Tile& tile, bool adds) {
+    tile_ = tile;
+    make_weights();
+    float4 acc[kRows];
+    adds ? pass<true, true>(acc) : pass<false, true>(acc);
+    if (c_.shape.block > 0) add_block(acc);
+    write_rows(acc);
+  }
+
+  // (m, s) and the count; C and the running block are there already.
+  __device__ void store() {
+    if (is_channel()) {
+      slot_.all.m[threadIdx.x] = all_.m;
+      slot_.all.s[threadIdx.x] = all_.s;
+      slot_.recent.m[threadIdx.x] = recent_.m;
+      slot_.recent.s[threadIdx.x] = recent_.s;
+    }
+    if (threadIdx.x == 0) c_.tokens[index_] = tokens_;
+  }
+
+ private:
+  struct Mass {
+    float m, s;
+  };
+
+  __device__ bool is_channel() const { return threadIdx.x < static_cast<unsigned>(d_); }
+  __device__ std::int64_t head_of(int r) const {
+    return std::int64_t{head_k_} * group_ + tile_.head + r * tile_.head_step;
+  }
+  __device__ std::int64_t row_of(int r) const { return tile_.row + r * tile_.row_step; }
+
+  // Channel threadIdx.x of the new key: (m, s) and its share of the new averages. Where `recent` is
+  // full it joins `all` first; C follows in the pass.
+  __device__ void add_mass(std::int64_t i) {
+    if (!is_channel()) return;
+    if (fold_) {
+      const JoinedMass joined = join_mass<float>(all_.m, all_.s, recent_.m, recent_.s);
+      all_ = {joined.m, joined.s};
+      recent_ = {kNoReference, 0};
+      sh_.first[threadIdx.x] = joined.first;
+      sh_.second[threadIdx.x] = joined.second;
+    }
+    const DeviceCall& call = c_.call;
+    const float x =
+        load_number(call.k, call.dtype, row_at(call.k, sequence_, head_k_, i) + threadIdx.x);
+    const float u = exponent(call, scale_at(call.beta, sequence_, head_k_), x);
+    if (u > recent_.m + kReferenceSlack) {
+      recent_.s *= exp2f(recent_.m - u);
+      recent_.m = u;
+    }
+    const float e = exp2f(u - recent_.m);
+    recent_.s += e;
+    sh_.share[threadIdx.x] = e / recent_.s;
+    if (c_.shape.block > 0) {
+      slot_.block_k[block_keys_ * c_.shape.dp + threadIdx.x] = x;
+    }
+  }
+
+  __device__ void load_value(std::int64_t i) {
+    const DeviceCall& call = c_.call;
+    const bool real = threadIdx.x < static_cast<unsigned>(c_.shape.dv);
+    const float x =
+        real ? load_number(call.v, call.dtype, row_at(call.v, sequence_, head_k_, i) + threadIdx.x)
+             : 0;
+    sh_.value[threadIdx.x] = x;
+    if (real && c_.shape.block > 0) {
+      slot_.block_v[block_keys_ * c_.shape.dvp + threadIdx.x] = x;
+    }
+  }
+
+  // The weights of the rows, the softmax over channels of a + c, in two parts: of the keys in `all`
+  // and of those in `recent`. They are 2^(a + m - high) s, normalised: no logarithm of s is taken.
+  __device__ void make_weights() {
+    const DeviceCall& call = c_.call;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const Mass all = is_channel() ? all_ : Mass{kNoReference, 0};
+    const Mass recent = is_channel() ? recent_ : Mass{kNoReference, 0};
+    const float score_scale = kLog2OfE / sqrtf(static_cast<float>(d_));
+    float a[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      a[r] = 0;
+      if (r < tile_.count && is_channel()) {
+        const std::int64_t at = row_at(call.q, sequence_, head_of(r), row_of(r));
+        const float x = load_number(call.q, call.dtype, at + threadIdx.x);
+        sh_.queries[r][threadIdx.x] = x * score_scale;
+        a[r] = exponent(call, scale_at(call.alpha, sequence_, head_of(r)), x);
+      }
+      const float top = warp_max(fmaxf(a[r] + all.m, a[r] + recent.m));
+      const float sum =
+          warp_sum(all.s * exp2f(a[r] + all.m - top) + recent.s * exp2f(a[r] + recent.m - top));
+      if (lane == 0) sh_.masses[r][warp] = {top, sum};
+    }
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      float high = kNoReference, total = 0;
+      for (int w = 0; w < kStepWarps; ++w) high = fmaxf(high, sh_.masses[r][w].x);
+      for (int w = 0; w < kStepWarps; ++w) {
+        total += sh_.masses[r][w].y * exp2f(sh_.masses[r][w].x - high);
+      }
+      sh_.weights[r][threadIdx.x] = all.s * exp2f(a[r] + all.m - high) / total;
+      sh_.recent_weights[r][threadIdx.x] = recent.s * exp2f(a[r] + recent.m - high) / total;
+    }
+    __syncthreads();
+  }
+
+  __device__ void load_batch(int base) {
+    batch_ = base;
+#pragma unroll
+    for (int u = 0; u < kStepBatch; ++u) {
+      const int l = base + first_ + u * at_once_;
+      if (first_ >= at_once_ || l >= d_) continue;
+      const std::int64_t at = l * c_.shape.dvp + 4 * column_;
+      old_[u] = *reinterpret_cast<const float4*>(slot_.all.values + at);
+      young_[u] = *reinterpret_cast<const float4*>(slot_.recent.values + at);
+    }
+  }
+
+  // One pass over both C: the value of the new key joins that of `recent` (kAdd), and the rows are
+  // summed. A thread meets the same numbers in every pass, so nothing has to be waited for.
+  template <bool kAdd, bool kRead>
+  __device__ void pass(float4 (&acc)[kRows]) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) acc[r] = {0, 0, 0, 0};
+    const float4 value = reinterpret_cast<const float4*>(sh_.value)[column_];
+    for (int base = 0; base < d_; base += kStepBatch * at_once_) {
+      if (batch_ != base) load_batch(base);
+      batch_ = -1;
+#pragma unroll
+      for (int u = 0; u < kStepBatch; ++u) {
+        const int l = base + first_ + u * at_once_;
+        if (first_ >= at_once_ || l >= d_) continue;
+        const std::int64_t at = l * c_.shape.dvp + 4 * column_;
+        if constexpr (kAdd) {
+          if (fold_) {
+            old_[u] = scaled(sh_.first[l], old_[u]);
+            add_scaled(old_[u], sh_.second[l], young_[u]);
+            young_[u] = {0, 0, 0, 0};
+            *reinterpret_cast<float4*>(slot_.all.values + at) = old_[u];
+          }
+          young_[u] = blend(young_[u], value, sh_.share[l]);
+          *reinterpret_cast<float4*>(slot_.recent.values + at) = young_[u];
+        }
+        if constexpr (kRead) {
+#pragma unroll
+          for (int r = 0; r < kRows; ++r) {
+            add_scaled(acc[r], sh_.weights[r][l], old_[u]);
+            add_scaled(acc[r], sh_.recent_weights[r][l], young_[u]);
+          }
+        }
+      }
+    }
+  }
+
+  // acc = w1 acc + w2 softmax(q k^T / sqrt(d)) v over the running block. Averages at every moment,
+  // so that no sum of large values overflows.
+  __device__ void add_block(float4 (&acc)[kRows]) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const std::int64_t keys = block_keys_, dvp = c_.shape.dvp;
+    float4 mean[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) mean[r] = {0, 0, 0, 0};
+    float high = -INFINITY, sum = 0;  // of row `warp`
+    for (std::int64_t begin = 0; begin < keys; begin += kStepKeys) {
+      const int count = static_cast<int>(min(keys - begin, std::int64_t{kStepKeys}));
+      score_keys(begin, count);
+      __syncthreads();
+      if (warp < kRows) {
+        float top = high;
+        for (int j = lane; j < count; j += 32) top = fmaxf(top, sh_.scores[warp][j]);
+        top = warp_max(top);
+        float more = 0;
+        for (int j = lane; j < count; j += 32) {
+          const float p = exp2f(sh_.scores[warp][j] - top);
+          sh_.scores[warp][j] = p;
+          more += p;
+        }
+        const float before = sum * exp2f(high - top);
+        sum = before + warp_sum(more);
+        high = top;
+        __syncwarp();
+        for (int j = lane; j < count; j += 32) sh_.scores[warp][j] /= sum;
+        if (lane == 0) sh_.keep[warp] = before / sum;
+      }
+      __syncthreads();
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) mean[r] = scaled(sh_.keep[r], mean[r]);
+      for (int j = first_; first_ < at_once_ && j < count; j += at_once_) {
+        const float4 v =
+            *reinterpret_cast<const float4*>(slot_.block_v + (begin + j) * dvp + 4 * column_);
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) add_scaled(mean[r], sh_.scores[r][j], v);
+      }
+      __syncthreads();
+    }
+    mix(acc, mean);
+  }
+
+  // scores[r][j] of keys [begin, begin + count) of the running block: a warp takes a key.
+  __device__ void score_keys(std::int64_t begin, int count) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int j = warp; j < count; j += kStepWarps) {
+      const float* const k = slot_.block_k + (begin + j) * c_.shape.dp;
+      float dot[kRows] = {};
+      for (int l = lane; l < d_; l += 32) {
+        const float x = k[l];
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          if (r < tile_.count) dot[r] = fmaf(sh_.queries[r][l], x, dot[r]);
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        dot[r] = warp_sum(dot[r]);
+        if (lane == 0) sh_.scores[r][j] = dot[r];
+      }
+    }
+  }
+
+  __device__ void mix(float4 (&acc)[kRows], const float4 (&mean)[kRows]) const {
+    const auto at = [&](const Weight& weight, int r, int c) {
+      return weight_at(weight, sequence_, head_of(r), row_of(r), 4 * column_ + c);
+    };
+    const auto mixed = [&](float lln, float diag, int r, int c) {
+      if (r >= tile_.count || first_ >= at_once_ || 4 * column_ + c >= c_.shape.dv) return 0.0F;
+      return at(c_.call.lln_weight, r, c) * lln + at(c_.call.diag_weight, r, c) * diag;
+    };
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      acc[r] = {mixed(acc[r].x, mean[r].x, r, 0), mixed(acc[r].y, mean[r].y, r, 1),
+                mixed(acc[r].z, mean[r].z, r, 2), mixed(acc[r].w, mean[r].w, r, 3)};
+    }
+  }
+
+  // The sums of all threads that share a column, in a fixed order, to the caller's rows.
+  __device__ void write_rows(const float4 (&acc)[kRows]) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) sh_.partial[r][threadIdx.x] = acc[r];
+    __syncthreads();
+    const int dv = static_cast<int>(c_.shape.dv);
+    for (int i = static_cast<int>(threadIdx.x); i < tile_.count * dv; i += kStepThreads) {
+      const int r = i / dv, c = i % dv;
+      const auto* const column = reinterpret_cast<const float*>(sh_.partial[r]) + c;
+      float sum = 0;
+      for (int part = 0; part < at_once_; ++part) sum += column[4 * columns_ * part];
+      const std::int64_t at = row_at(c_.call.o, sequence_, head_of(r), row_of(r));
+      store_number(c_.call.o, c_.call.dtype, at + c, sum);
+    }
+    __syncthreads();
+  }
+
+  const DecodeCall& c_;
+  StepShared<kRows>& sh_;
+  unsigned index_, sequence_, head_k_, group_;
+  DecodeSlot slot_;
+  std::int64_t tokens_;      // of the sequence so far
+  std::int64_t block_keys_;  // of them in the running block
+  int d_;
+  int columns_;  // groups of 4
+  int at_once_;  // rows of C that the threads cover together
+  int column_, first_;
+  Mass all_ = {kNoReference, 0}, recent_ = {kNoReference, 0};  // of channel threadIdx.x
+  bool fold_ = false;
+  int batch_ = -1;  // the row of C at which old_ and young_ begin; -1: they hold nothing
+  float4 old_[kStepBatch], young_[kStepBatch];
+  Tile tile_ = {};
+};
+
+}  // namespace lln::cuda

@@ -1,0 +1,45 @@
+// The CUDA entries of the kernel lists: every family of kernels in order of preference.
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/kernels.h"
+
+#include <iterator>
+#include <utility>
+
+#include "cuda/decode.h"
+#include "cuda/plain.h"
+
+namespace lln {
+namespace {
+
+void add(std::vector<Kernel>& list, std::vector<Kernel> family) {
+  list.insert(list.end(), std::make_move_iterator(family.begin()),
+              std::make_move_iterator(family.end()));
+}
+
+}  // namespace
+
+std::vector<Kernel> cuda_forward_kernels() {
+  std::vector<Kernel> list;
+  add(list, cuda::plain_forward_kernels());
+  return list;
+}
+
+std::vector<Kernel> cuda_backward_kernels() {
+  std::vector<Kernel> list;
+  add(list, cuda::plain_backward_kernels());
+  return list;
+}
+
+std::vector<Kernel> cuda_append_kernels() {
+  std::vector<Kernel> list;
+  add(list, cuda::decode_append_kernels());
+  return list;
+}
+
+std::vector<Kernel> cuda_step_kernels() {
+  std::vector<Kernel> list;
+  add(list, cuda::decode_step_kernels());
+  return list;
+}
+
+}  // namespace lln

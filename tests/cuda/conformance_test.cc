@@ -1,0 +1,61 @@
+// Every case of the table on every CUDA kernel that takes it.
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "conformance/run.h"
+#include "device_run.h"
+
+namespace lln::test {
+namespace {
+
+using conformance::CaseResult;
+using conformance::Verdict;
+
+class CudaConformance : public OnDevice {};
+
+TEST_F(CudaConformance, EveryCaseOnEveryKernel) {
+  ThreadPool pool;
+  std::map<std::string, double> worst;
+  std::map<std::string, int> passed;
+  for (const Case& c : conformance::on_device(conformance::cases(), kDevice)) {
+    const std::vector<std::string> kernels = kernel_names(c.problem.op, DeviceKind::cuda);
+    bool taken = false;
+    for (const CaseResult& result : conformance::run_case(c, kernels, &pool)) {
+      EXPECT_NE(result.verdict, Verdict::failed) << to_string(c) << " on " << result.kernel << '\n'
+                                                 << result.text;
+      if (result.verdict == Verdict::skipped) continue;
+      taken = true;
+      ++passed[result.kernel];
+      worst[result.kernel] = std::max(worst[result.kernel], result.worst);
+    }
+    // Softmax has better kernels elsewhere; everything else is taken by some kernel.
+    EXPECT_EQ(taken, c.problem.kind != Kind::softmax) << to_string(c);
+  }
+  for (const auto& [kernel, ratio] : worst) {
+    fmt::print("{:<24} {:4} cases, worst error / tolerance {:.3f}\n", kernel, passed[kernel],
+               ratio);
+  }
+}
+
+// A kernel that no case reaches is a kernel that nothing tests.
+TEST_F(CudaConformance, EveryKernelTakesSomeCase) {
+  const std::vector<Case> all = conformance::on_device(conformance::cases(), kDevice);
+  for (const Op op : {Op::forward, Op::backward, Op::append}) {
+    for (const std::string& kernel : kernel_names(op, DeviceKind::cuda)) {
+      const bool taken = std::any_of(all.begin(), all.end(), [&](const Case& c) {
+        if (c.problem.op != op) return false;
+        for (const auto& candidate : explain(c.problem).candidates) {
+          if (candidate.kernel == kernel) return candidate.refusal.empty();
+        }
+        return false;
+      });
+      EXPECT_TRUE(taken) << kernel << " refuses every " << to_string(op) << " case";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lln::test

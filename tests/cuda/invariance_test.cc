@@ -1,0 +1,197 @@
+// What must not change a bit of a result on a device: another run, batch neighbours, packing, the
+// scratch memory, where the tensors start. And where a NaN may go.
+// SPDX-License-Identifier: Apache-2.0
+#include <limits>
+#include <vector>
+
+#include "device_run.h"
+
+namespace lln::test {
+namespace {
+
+using conformance::KeyPattern;
+using conformance::ParameterForm;
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+class CudaInvariance : public OnDevice {};
+
+// Calls body(case) for every kind, op and type on a shape that takes several pieces of a sequence.
+template <class Body>
+void for_each_form(const std::string& shape, const Body& body) {
+  for (const std::string kind : kDeviceKinds) {
+    for (const std::string op : kDeviceOps) {
+      for (const std::string type : kDeviceTypes) {
+        Case c = make_case(op + ":" + type + ":cpu:" + shape + ":" + kind);
+        c.parameter_gradients = true;
+        body(c);
+      }
+    }
+  }
+}
+
+void copy_batch(const Tensor& from, std::int64_t from_batch, std::int64_t from_row, Tensor& to,
+                std::int64_t to_row, std::int64_t rows) {
+  for (std::int64_t h = 0; h < to.shape()[1]; ++h) {
+    for (std::int64_t n = 0; n < rows; ++n) {
+      for (std::int64_t c = 0; c < to.shape()[3]; ++c) {
+        to.set(0, h, to_row + n, c, from.get(from_batch, h, from_row + n, c));
+      }
+    }
+  }
+}
+
+// The rows of one sequence of `from`, as the only sequence of `to`.
+void take_sequence(const Inputs& from, std::int64_t batch, std::int64_t row, std::int64_t tokens,
+                   Inputs& to) {
+  copy_batch(from.q, batch, row, to.q, 0, tokens);
+  copy_batch(from.k, batch, row, to.k, 0, tokens);
+  copy_batch(from.v, batch, row, to.v, 0, tokens);
+  copy_batch(from.g, batch, row, to.g, 0, tokens);
+}
+
+// Rows [row, row + tokens) of a batch element, against a tensor that holds nothing else.
+void expect_rows(const Tensor& together, std::int64_t batch, std::int64_t row, const Tensor& alone,
+                 const std::string& what) {
+  const auto expected = [&](auto b, auto h, auto n, auto c) -> std::optional<double> {
+    if (b != batch || n < row || n >= row + alone.shape()[2]) return std::nullopt;
+    return alone.get(0, h, n - row, c);
+  };
+  EXPECT_EQ(first_difference(together, 0, expected), "") << what;
+}
+
+TEST_F(CudaInvariance, AnotherRun) {
+  for_each_form("b2h4k2n1500d64", [](const Case& c) {
+    const Inputs in = conformance::make_inputs(c, c.problem.dtype);
+    expect_same_bits(run_on_device(c, in), run_on_device(c, in), to_string(c));
+  });
+}
+
+TEST_F(CudaInvariance, BatchNeighbours) {
+  for (const std::string shape : {"h2n130d24", "h2k1n3000d64"}) {
+    for_each_form("b3" + shape, [&](Case three) {
+      three.parameters = ParameterForm::one;
+      three.parameter_gradients = false;
+      Case one = three;
+      one.problem.batch = one.problem.sequences = 1;
+      Inputs in = conformance::make_inputs(three, three.problem.dtype);
+      for (Tensor* t : {&in.q, &in.k, &in.v, &in.g}) {
+        t->for_each([&](auto b, auto h, auto n, auto c) {
+          if (b == 1) t->set(b, h, n, c, kNaN);
+        });
+      }
+      const TensorSet together = run_on_device(three, in);
+      for (const std::int64_t batch : {0, 2}) {
+        Inputs own = conformance::make_inputs(one, one.problem.dtype);
+        take_sequence(in, batch, 0, one.problem.tokens, own);
+        for (const TensorSet::Entry& entry : run_on_device(one, own).entries()) {
+          expect_rows(together.at(entry.name), batch, 0, entry.tensor,
+                      entry.name + " of " + to_string(three));
+        }
+      }
+    });
+  }
+}
+
+TEST_F(CudaInvariance, PackedEqualsSeparateCalls) {
+  const std::vector<std::int64_t> lengths = {700, 0, 1, 129, 1500, 0};
+  for_each_form("b1h4k2n2330d32v64", [&](Case packed) {
+    packed.parameters = ParameterForm::one;
+    packed.parameter_gradients = false;
+    packed.lengths = lengths;
+    packed.problem.packed = true;
+    packed.problem.sequences = static_cast<std::int64_t>(lengths.size());
+    const Inputs in = conformance::make_inputs(packed, packed.problem.dtype);
+    const TensorSet together = run_on_device(packed, in);
+    std::int64_t begin = 0;
+    for (const std::int64_t length : lengths) {
+      Case alone = packed;
+      alone.lengths.clear();
+      alone.problem.packed = false;
+      alone.problem.sequences = 1;
+      alone.problem.tokens = alone.problem.tokens_k = length;
+      Inputs own = conformance::make_inputs(alone, alone.problem.dtype);
+      take_sequence(in, 0, begin, length, own);
+      for (const TensorSet::Entry& entry : run_on_device(alone, own).entries()) {
+        expect_rows(together.at(entry.name), 0, begin, entry.tensor,
+                    entry.name + " of " + to_string(packed) + " against " + to_string(alone));
+      }
+      begin += length;
+    }
+  });
+}
+
+// Given and poisoned, given and zero, or taken inside the call.
+TEST_F(CudaInvariance, Workspace) {
+  for_each_form("b2h2n1100d64", [](const Case& c) {
+    const Inputs in = conformance::make_inputs(c, c.problem.dtype);
+    const TensorSet expected = run_on_device(c, in);
+    const DeviceMemory memory(kDevice, workspace_bytes(on_device(c.problem)));
+    for (const int fill : {0xFF, 0}) {
+      ASSERT_EQ(cudaMemset(memory.data(), fill, memory.size()), cudaSuccess);
+      expect_same_bits(run_on_device(c, in, {.workspace = memory.span()}), expected, to_string(c));
+    }
+    EXPECT_TRUE(memory.guards_untouched()) << to_string(c);
+  });
+}
+
+// Tensors that no wide load can start at: another path inside the kernels, or another kernel, and
+// results as right as the others. Equal bits are not asked for: a kernel may add in another order.
+TEST_F(CudaInvariance, MisalignedTensors) {
+  for_each_form("b2h2n300d64", [](const Case& c) {
+    const Inputs in = conformance::make_inputs(c, c.problem.dtype);
+    const TensorSet aligned = run_on_device(c, in);
+    for (const std::size_t shift : {1, 3}) {
+      const TensorSet found = run_on_device(c, in, {}, shift);
+      for (const TensorSet::Entry& entry : found.entries()) {
+        double largest = 0;
+        entry.tensor.for_each([&](auto b, auto h, auto n, auto ch) {
+          largest = std::max(largest, std::abs(entry.tensor.get(b, h, n, ch)));
+        });
+        const double unit = c.problem.dtype == DType::f32 ? 1e-5 : 2e-2;
+        EXPECT_EQ(first_difference(entry.tensor, unit * largest, aligned.at(entry.name)), "")
+            << entry.name << " of " << to_string(c) << " shifted by " << shift;
+      }
+    }
+  });
+}
+
+// A NaN alpha or beta gives NaN in its own head alone.
+TEST_F(CudaInvariance, NaNScaleStaysInItsHead) {
+  for (const std::string kind : {"lln", "lln:causal", "lln+diag32"}) {
+    for (const std::string op : kDeviceOps) {
+      const Case c = make_case(op + ":f32:cpu:b2h3n200d32:" + kind);
+      Inputs in = conformance::make_inputs(c, DType::f32);
+      const TensorSet before = run_on_device(c, in);
+      for (Tensor* scale : {&in.alpha, &in.beta}) scale->set(0, 1, 0, 0, kNaN);
+      const TensorSet after = run_on_device(c, in);
+      for (const TensorSet::Entry& entry : after.entries()) {
+        const auto expected = [&](auto b, auto h, auto n, auto ch) -> std::optional<double> {
+          if (h == 1) return std::nullopt;
+          return before.at(entry.name).get(b, h, n, ch);
+        };
+        EXPECT_EQ(first_difference(entry.tensor, 0, expected), "") << entry.name << to_string(c);
+        EXPECT_TRUE(std::isnan(entry.tensor.get(0, 1, 100, 3))) << entry.name << to_string(c);
+      }
+    }
+  }
+}
+
+// Padding that holds NaN, by length and by mask: the same bits.
+TEST_F(CudaInvariance, LengthsEqualMask) {
+  for_each_form("b3h2n700d32", [](Case c) {
+    c.problem.masked = true;
+    c.keys = KeyPattern::lengths;
+    Inputs in = conformance::make_inputs(c, c.problem.dtype);
+    const TensorSet by_length = run_on_device(c, in);
+    in.key_mask.clear();
+    for (const auto& rows : in.sequences) {
+      in.key_mask.insert(in.key_mask.end(), rows.valid.begin(), rows.valid.end());
+    }
+    in.key_lengths.clear();
+    expect_same_bits(run_on_device(c, in), by_length, to_string(c));
+  });
+}
+
+}  // namespace
+}  // namespace lln::test
