@@ -83,12 +83,12 @@ PlainCall prepare(const Call& call) {
 
 void run_forward(const Call& call) {
   const DeviceLaunch launch{static_cast<cudaStream_t>(call.stream)};
-  launch_forward(prepare(call), call.problem.packed, launch);
+  launch_forward(prepare(call), launch);
 }
 
 void run_backward(const Call& call) {
   const DeviceLaunch launch{static_cast<cudaStream_t>(call.stream)};
-  launch_backward(prepare(call), call.problem.packed, launch);
+  launch_backward(prepare(call), launch);
 }
 
 }  // namespace

@@ -50,18 +50,19 @@ struct RowStatistics {
 
 struct PlainCall {
   DeviceCall call;
-  bool causal;
+  bool causal, packed;
   int dim, dim_v;
-  int group;           // query heads that share a key head
-  int tile;            // tokens of a tile
-  std::int64_t parts;  // blocks that share a piece of rows or keys
-  std::int64_t batch;  // of the tensors
-  States pieces;       // of the keys of each piece; causal: `values` of those before it
-  States before;       // causal: m and s of all keys before each piece
-  States total;        // [sequences, heads_k]: c in m
-  States row_pieces;   // t in s, dC in values, of the rows of each piece; causal: of later ones
-  States row_total;    // [sequences, heads_k]
-  float* chunk_c;      // causal backward: c before every tile (chunk_index)
+  int group;                    // query heads that share a key head
+  int tile;                     // tokens of a tile
+  std::int64_t parts;           // blocks that share a piece of rows or keys
+  std::int64_t batch;           // of the tensors
+  std::int64_t q_jobs, k_jobs;  // pieces of rows and of keys, at most
+  States pieces;                // of the keys of each piece; causal: `values` of those before it
+  States before;                // causal: m and s of all keys before each piece
+  States total;                 // [sequences, heads_k]: c in m
+  States row_pieces;  // t in s, dC in values, of the rows of each piece; causal: of later ones
+  States row_total;   // [sequences, heads_k]
+  float* chunk_c;     // causal backward: c before every tile (chunk_index)
   RowStatistics lln, diag;
   float* alpha_sums;   // [q jobs, parts, heads]
   float* weight_sums;  // [q jobs, parts, heads, 2, dim_v + 1]: g * LLN, g * Diag and their totals
@@ -83,28 +84,47 @@ struct PlainCall {
 // Where a body works.
 struct Place {
   bool exists = false;
-  std::int64_t s = 0, job = 0, index = 0;  // sequence, job, and its number in the sequence
+  std::int64_t s = 0, job = 0;  // sequence and job
   DeviceSequence sequence = {};
   std::int64_t begin = 0, end = 0;  // rows or keys of the job, counted from the sequence's first
   std::int64_t h = 0, hk = 0;
   __device__ bool has_keys() const { return sequence.key_end > sequence.key_first; }
 };
 
+// The pieces of a sequence, for rows and for keys alike cut from the first token on, valid or not.
+struct PieceList {
+  std::int64_t first_job, count, tokens, piece;
+};
+
+template <bool kKeys>
+__device__ PieceList pieces_of(const PlainCall& p, std::int64_t s, const DeviceSequence& sequence) {
+  const Jobs& jobs = kKeys ? p.call.sequences.k_jobs : p.call.sequences.q_jobs;
+  const std::int64_t tokens = kKeys ? sequence.k_tokens : sequence.q_tokens;
+  const std::int64_t count = jobs.count(tokens);
+  if (!p.packed) return {s * count, count, tokens, jobs.piece(tokens)};
+  return {kKeys ? sequence.k_first_job : sequence.q_first_job, count, tokens, jobs.piece(tokens)};
+}
+
 template <bool kKeys>
 __device__ Place place_of(const PlainCall& p, std::int64_t job, std::int64_t h, std::int64_t hk) {
   const Sequences& all = p.call.sequences;
-  const JobPlace found = find_job<kKeys>(all, job);
   Place place;
-  if (found.s < 0) return place;
+  if (p.packed) {
+    const JobPlace found = find_job<kKeys>(all, job);
+    if (found.s < 0) return place;
+    place.s = found.s;
+    place.sequence = found.sequence;
+  } else {
+    const Jobs& jobs = kKeys ? all.k_jobs : all.q_jobs;
+    place.s = job / jobs.count(kKeys ? all.tokens_k : all.tokens);
+    place.sequence = sequence_at(all, place.s);
+  }
+  const PieceList pieces = pieces_of<kKeys>(p, place.s, place.sequence);
   place.exists = true;
-  const std::int64_t tokens = kKeys ? found.sequence.k_tokens : found.sequence.q_tokens;
-  const std::int64_t piece = (kKeys ? all.k_jobs : all.q_jobs).piece(tokens);
-  place.s = found.s;
   place.job = job;
-  place.index = found.index;
-  place.sequence = found.sequence;
-  place.begin = found.index * piece;
-  place.end = place.begin + piece < tokens ? place.begin + piece : tokens;
+  place.begin = (job - pieces.first_job) * pieces.piece;
+  place.end =
+      place.begin + pieces.piece < pieces.tokens ? place.begin + pieces.piece : pieces.tokens;
   place.h = h;
   place.hk = hk;
   return place;

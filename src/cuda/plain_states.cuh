@@ -106,13 +106,9 @@ struct Pieces {
     Pieces pieces;
     pieces.s = pair / p.call.heads_k;
     pieces.hk = pair % p.call.heads_k;
-    const Sequences& all = p.call.sequences;
-    const DeviceSequence sequence = sequence_at(all, pieces.s);
-    const std::int64_t tokens = kKeys ? sequence.k_tokens : sequence.q_tokens;
-    const Jobs& jobs = kKeys ? all.k_jobs : all.q_jobs;
-    pieces.count = jobs.count(tokens);
-    pieces.first_job = kKeys ? sequence.k_first_job : sequence.q_first_job;
-    if (all.table == nullptr) pieces.first_job = pieces.s * pieces.count;
+    const PieceList list = pieces_of<kKeys>(p, pieces.s, sequence_at(p.call.sequences, pieces.s));
+    pieces.first_job = list.first_job;
+    pieces.count = list.count;
     pieces.l = static_cast<int>(element / p.dim_v);
     pieces.c = static_cast<int>(element % p.dim_v);
     return pieces;
