@@ -42,11 +42,11 @@ test: build ## all tests, then the quick ones again under the sanitizers
 
 format: ## rewrite the C++ and C files in the project's format
 	@tools/setup lint
-	@find $(FOLDERS) -name '*.h' -o -name '*.c' -o -name '*.cc' | xargs clang-format -i
+	@find $(FOLDERS) -name '*.h' -o -name '*.c' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' | xargs clang-format -i
 
 lint: build ## check format, clang-tidy and the project's rules (TIDY="files" for some files only)
 	@tools/setup lint
-	@find $(FOLDERS) -name '*.h' -o -name '*.c' -o -name '*.cc' | xargs clang-format --dry-run --Werror
+	@find $(FOLDERS) -name '*.h' -o -name '*.c' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' | xargs clang-format --dry-run --Werror
 	@printf '%s\n' $(TIDY) | xargs -P $(JOBS) -n 1 clang-tidy -p build/release --quiet
 	ctest --preset release -L rules
 

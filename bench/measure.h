@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/problem_data.h"
 #include "lln/problem.h"
 
 namespace lln::bench {
@@ -13,21 +14,30 @@ namespace lln::bench {
 struct Result {
   std::string problem;  // as to_string prints it
   std::string kernel;
-  int threads = 0;
+  int threads = 0;  // of the CPU; 0 on a device
   double median_ms = 0, p10_ms = 0, p90_ms = 0;
   Cost cost;
-  // max(bytes / bandwidth, FLOPs / peak). The ratio is the median over all samples of time over the
-  // floor by the peak measured next to the sample; floor_ms is median_ms / ratio.
+  // max(bytes / bandwidth, FLOPs / peak); on a device, whose arithmetic is no limit, bytes /
+  // bandwidth. The ratio is the median over all samples of time over the floor by the peak or the
+  // bandwidth measured next to the sample; floor_ms is median_ms / ratio.
   double floor_ms = 0;
   double ratio = 0;
   std::size_t workspace_bytes = 0;
-  std::vector<double> peaks;  // operations per second, in the order of measurement
+  Manner manner;
+  std::vector<double> peaks;       // operations per second, in the order of measurement
+  std::vector<double> bandwidths;  // of a device, bytes per second, in the order of measurement
 };
 
-// Throws lln::Error where the problem cannot be measured: no kernel, or nothing to compute.
-void check_measurable(const Problem& problem, Parallel& threads);
+// Throws lln::Error where the problem cannot be measured: no kernel, nothing to compute, or nothing
+// to match.
+void check_measurable(const Problem& problem, Parallel& threads, Manner manner = {});
 
-// Takes about this many seconds, more where three calls take longer. `bandwidth` in bytes/second.
-Result measure(const Problem& problem, Parallel& threads, double seconds, double bandwidth);
+// Percentiles and ratio of a result from its samples in seconds.
+void summarise(const std::vector<double>& times, const std::vector<double>& ratios, Result& result);
+
+// Of a problem on the CPU. Takes about this many seconds, more where three calls take longer.
+// `bandwidth` in bytes/second.
+Result measure(const Problem& problem, Parallel& threads, double seconds, double bandwidth,
+               Manner manner = {});
 
 }  // namespace lln::bench

@@ -27,13 +27,16 @@ in one run of it.
   bandwidth and peak are measured on the same threads in the same run. **ratio** is time over
   floor. The peak is measured in turn with the calls, because a machine that is slow for a second
   should slow both; the ratio is the median over all calls.
+- On a GPU the floor is bytes / copy bandwidth of the device, measured in turn with the calls:
+  arithmetic is no limit there. Calls are timed by events of the device on data that is in no cache;
+  a table whose command has `--graph` holds times of calls inside a CUDA graph.
 - Times are medians in ms, with the 10th and 90th percentile of ours behind them.
 - A bandwidth is that of memory: problems that stay in the cache may be faster than the first term
   of the floor says.
 - `lln bench --compare FILE` holds a machine against its own recorded results and fails where a
   ratio is worse by more than 1.25 times (`--tolerance`).
 
-To measure this machine: `make bench`.
+To measure this machine: `make bench`, and `tools/gpu_check` on one with a GPU.
 """
 
 PEERS = {
@@ -44,6 +47,10 @@ PEERS = {
     "softmax over channels",
     "torch-lln-features": "LLN in plain torch as textbooks write it: exp features, products, a "
     "division",
+    "torch-cudnn": "softmax attention by cuDNN, from torch, whatever the kind of the problem",
+    "torch-flash": "softmax attention by torch's flash kernels, whatever the kind of the problem",
+    "torch-lln-compiled": "torch-lln by `torch.compile`",
+    "torch-lln-features-compiled": "torch-lln-features by `torch.compile`",
 }
 
 
@@ -117,6 +124,12 @@ def per_token(report):
 
 
 def machine_text(machine):
+    if "device" in machine:
+        text = (
+            f"{machine['device']}, {machine['multiprocessors']} multiprocessors, CUDA "
+            f"{machine['cuda']}: {machine['copy_gbs']:.0f} GB/s copy inside the device"
+        )
+        return text + (f"; torch {machine['torch']}" if "torch" in machine else "")
     text = (
         f"{machine['cpu']}, {machine['target']}, {machine['threads']} threads: "
         f"{machine['fma_peak_gflops']:.0f} GFLOP/s multiply-add, "

@@ -1,22 +1,30 @@
-// Tensors for a problem text: Gaussian inputs, outputs whose pages exist, and the call itself. All
-// memory is allocated and touched here, so that a call does nothing but compute.
+// Tensors for a problem text, and the call itself. All memory is there before the first call, so
+// that a call does nothing but compute.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <optional>
 #include <vector>
 
-#include "io/bytes.h"
+#include "bench/tensor_memory.h"
 #include "lln/attention.h"
 #include "lln/decode.h"
+#include "lln/moments.h"
 
 namespace lln::bench {
 
+// How a problem is called.
+struct Manner {
+  bool matched = false;  // alpha and beta are matched to q and k before every forward
+  bool graph = false;    // on a device: inside a CUDA graph
+};
+
 class ProblemData {
  public:
-  // The keys of `masked` are all but a few at the
-  // end and the sequences of `packed` equally long: the problem's cost is then that of the data.
-  ProblemData(const Problem& problem, Parallel& threads);
+  // The keys of `masked` are all but a few at the end and the sequences of `packed` equally long:
+  // the problem's cost is then that of the data. Calls are carried out as `exec` says, whose
+  // workspace is large enough.
+  ProblemData(const Problem& problem, TensorMemory& memory, const Exec& exec, bool matched = false);
   ProblemData(const ProblemData&) = delete;
   ProblemData& operator=(const ProblemData&) = delete;
 
@@ -24,30 +32,26 @@ class ProblemData {
   // append is to an empty state, a step to what the steps before it left.
   void run();
 
-  std::size_t workspace_bytes() const { return workspace_.size(); }
-
  private:
-  ConstView gaussian(const Shape& shape);
-  View zeros(DType dtype, const Shape& shape);
-  void make_inputs();
-  void make_lengths();
-  void make_outputs();
-  void make_state();
+  void make_inputs(TensorMemory& memory);
+  void make_lengths(TensorMemory& memory);
+  void make_outputs(TensorMemory& memory);
+  void make_state(TensorMemory& memory);
+  void make_matching(TensorMemory& memory);
   void forward();
   void backward();
   void decode();
-  Exec exec();
 
   Problem problem_;
-  Parallel& threads_;
+  Exec exec_;
   AttentionOptions options_;
-  std::vector<io::Bytes> memory_;
-  std::vector<std::int64_t> key_lengths_, cu_seqlens_q_, cu_seqlens_k_;
   AttentionInputs in_;
   AttentionOutputs out_;
   AttentionGradients grads_;
   std::optional<DecodeState> state_;
-  io::Bytes workspace_;
+  MatchingInputs pair_;  // q and k, where alpha and beta are matched to them
+  MatchingOutputs scales_;
+  Exec matching_exec_;
 };
 
 }  // namespace lln::bench

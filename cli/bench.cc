@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "bench/device.h"
 #include "bench/machine.h"
 #include "bench/measure.h"
 #include "bench/percentile.h"
@@ -29,10 +30,12 @@ struct Request {
   double tolerance = 1.25;
   double seconds = 1;
   int threads = 0;
+  bench::Manner manner;
   bool json = false;
 };
 
 struct Report {
+  Device device;
   std::string cpu;
   std::string target;
   int threads = 0;
@@ -68,21 +71,40 @@ std::vector<Problem> chosen_problems(const Request& request,
   return problems;
 }
 
+// Results are held against one machine, so that all problems are on one device.
+Device common_device(const std::vector<Problem>& problems, const Request& request) {
+  const Device device = problems.front().device;
+  for (const Problem& problem : problems) {
+    if (problem.device == device) continue;
+    throw UsageError(fmt::format("problems on {} and on {}: measure one device at a time",
+                                 to_string(device), to_string(problem.device)));
+  }
+  if (request.manner.graph && device.kind == DeviceKind::cpu) {
+    throw UsageError("--graph is for problems on cuda");
+  }
+  return device;
+}
+
 Report measure_all(const std::vector<Problem>& problems, const Request& request,
                    const std::optional<EarlierResults>& earlier) {
+  Report report{.device = common_device(problems, request)};
+  const bool on_cpu = report.device.kind == DeviceKind::cpu;
   ThreadPool threads(request.threads);
-  for (const Problem& problem : problems) bench::check_measurable(problem, threads);
+  for (const Problem& problem : problems) {
+    bench::check_measurable(problem, threads, request.manner);
+  }
   Progress progress("lln bench: bandwidth");
-  Report report{bench::cpu_name(),
-                build_info().cpu_target,
-                threads.workers(),
-                bench::copy_bandwidth(threads, request.seconds),
-                {}};
+  report.cpu = bench::cpu_name();
+  report.target = build_info().cpu_target;
+  report.threads = threads.workers();
+  if (on_cpu) report.bandwidth = bench::copy_bandwidth(threads, request.seconds);
   for (const Problem& problem : problems) {
     progress.stage(fmt::format("lln bench: {} of {}: {}", report.results.size() + 1,
                                problems.size(), to_string(problem)));
     const auto measure = [&] {
-      return bench::measure(problem, threads, request.seconds, report.bandwidth);
+      return on_cpu ? bench::measure(problem, threads, request.seconds, report.bandwidth,
+                                     request.manner)
+                    : bench::measure_on_device(problem, request.seconds, request.manner);
     };
     bench::Result result = measure();
     if (earlier && earlier->regressed(result, request.tolerance)) {
@@ -92,7 +114,46 @@ Report measure_all(const std::vector<Problem>& problems, const Request& request,
     }
     report.results.push_back(std::move(result));
   }
+  if (!on_cpu) {
+    std::vector<double> all;
+    for (const bench::Result& r : report.results) {
+      all.insert(all.end(), r.bandwidths.begin(), r.bandwidths.end());
+    }
+    report.bandwidth = bench::percentile(all, 50);
+  }
   return report;
+}
+
+BuildInfo::CudaDevice device_info(Device device) {
+  return build_info().cuda.devices.at(static_cast<std::size_t>(device.index));
+}
+
+Json machine_json(const Report& report) {
+  if (report.device.kind == DeviceKind::cpu) {
+    return {{"cpu", report.cpu},
+            {"target", report.target},
+            {"threads", report.threads},
+            {"fma_peak_gflops", report.peak() / 1e9},
+            {"copy_gbs", report.bandwidth / 1e9}};
+  }
+  const BuildInfo::CudaDevice device = device_info(report.device);
+  const BuildInfo::Cuda cuda = build_info().cuda;
+  return {{"device", device.name},
+          {"compute_capability", device.compute_capability},
+          {"multiprocessors", device.multiprocessors},
+          {"cuda", cuda.toolkit},
+          {"driver", cuda.driver},
+          {"copy_gbs", report.bandwidth / 1e9}};
+}
+
+std::string machine_text(const Report& report) {
+  if (report.device.kind == DeviceKind::cpu) {
+    return fmt::format("{}, {}, {} thread{}: {:.1f} GFLOP/s multiply-add, {:.1f} GB/s copy",
+                       report.cpu, report.target, report.threads, report.threads == 1 ? "" : "s",
+                       report.peak() / 1e9, report.bandwidth / 1e9);
+  }
+  return fmt::format("{}: {:.0f} GB/s copy", device_info(report.device).name,
+                     report.bandwidth / 1e9);
 }
 
 Json to_json(const Report& report) {
@@ -109,21 +170,14 @@ Json to_json(const Report& report) {
                        {"floor_ms", r.floor_ms},
                        {"ratio", r.ratio},
                        {"workspace_bytes", r.workspace_bytes}});
+    if (r.manner.graph) results.back()["graph"] = true;
+    if (r.manner.matched) results.back()["matched"] = true;
   }
-  return {{"machine",
-           {{"cpu", report.cpu},
-            {"target", report.target},
-            {"threads", report.threads},
-            {"fma_peak_gflops", report.peak() / 1e9},
-            {"copy_gbs", report.bandwidth / 1e9}}},
-          {"results", results}};
+  return {{"machine", machine_json(report)}, {"results", results}};
 }
 
 std::string to_text(const Report& report) {
-  std::string text =
-      fmt::format("{}, {}, {} thread{}: {:.1f} GFLOP/s multiply-add, {:.1f} GB/s copy\n\n",
-                  report.cpu, report.target, report.threads, report.threads == 1 ? "" : "s",
-                  report.peak() / 1e9, report.bandwidth / 1e9);
+  std::string text = machine_text(report) + "\n\n";
   const std::size_t width = problem_width(report.results);
   text += fmt::format("{:<{}} {:>9} {:>9} {:>9} {:>9} {:>6} {:>10}  {}\n", "problem", width,
                       "median ms", "p10", "p90", "floor ms", "ratio", "workspace", "kernel");
@@ -167,11 +221,13 @@ int run(const Request& request) {
 const char* const kBenchHelp =
     "  lln bench forward:f32:cpu:h12n16384d64:lln train:f32:cpu:h12n16384d64:lln\n"
     "  lln bench --set bench/sets/cpu.txt --json > now.json\n"
-    "  lln bench --compare now.json\n\n"
+    "  lln bench --compare now.json\n"
+    "  lln bench --graph forward:bf16:cuda:h12n512d64:lln\n\n"
     "The floor is max(bytes / copy bandwidth, FLOPs / multiply-add peak), with the least bytes\n"
     "and FLOPs that any implementation needs. Bandwidth and peak are measured on the same\n"
     "threads in the same run, the peak in turn with the calls; the ratio is the median of the\n"
-    "time of a call over the floor by the peak beside it.\n";
+    "time of a call over the floor by the peak beside it. On cuda the floor is bytes / copy\n"
+    "bandwidth of the device, measured in turn with the calls, whose data is in no cache.\n";
 
 }  // namespace
 
@@ -193,6 +249,10 @@ Verb add_bench(CLI::App& program) {
   command->add_option("--seconds", request->seconds, "Time to spend on each problem")
       ->check(CLI::Range(0.001, 3600.0))
       ->capture_default_str();
+  command->add_flag("--matched", request->manner.matched,
+                    "Match alpha and beta to q and k, per sequence and head, in every call");
+  command->add_flag("--graph", request->manner.graph,
+                    "On cuda: time calls inside a CUDA graph, without the time to launch them");
   add_threads_option(*command, request->threads);
   add_json_option(*command, request->json);
   command->footer(help_footer(kBenchHelp));

@@ -14,7 +14,6 @@ SPDX-License-Identifier: Apache-2.0
 import argparse
 import json
 import pathlib
-import re
 import statistics
 import subprocess
 import sys
@@ -25,65 +24,14 @@ try:
 except ImportError:
     sys.exit("bench/peers/cpu.py needs torch: pip install torch (the CPU build is enough)")
 
-PROBLEM = re.compile(
-    r"(?P<op>forward|backward|train):(?P<dtype>f32|f16|bf16):cpu:"
-    r"b(?P<b>\d+)h(?P<h>\d+)(?:k(?P<k>\d+))?"
-    r"n(?P<n>\d+)(?:m(?P<m>\d+))?d(?P<d>\d+)(?:v(?P<v>\d+))?"
-    r":(?P<kind>lln|softmax)(?P<causal>:causal)?"
-)
+from plain_attention import lln_features, lln_identity, softmax_attention
+from problem_text import percentile, problem_pattern, read_problems, sizes_of, softmax_flops
+
+PROBLEM = problem_pattern("cpu", "lln|softmax")
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 LONG_CALL = 2.0  # seconds: a call that takes longer is measured once, without a warm-up
 SETTLE = 0.5  # seconds: torch's threads spin for a while after the last peer
 MOST_FLOPS = 1e12  # of softmax attention: more than ten seconds on a small machine
-
-
-def softmax_attention(q, k, v, alpha, beta, causal):
-    return torch.nn.functional.scaled_dot_product_attention(
-        q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
-    )
-
-
-def grouped(q, k, v):
-    """Key heads repeated for their query heads."""
-    repeats = q.shape[1] // k.shape[1]
-    return q, k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
-
-
-def lln_identity(q, k, v, alpha, beta, causal):
-    """Softmax over keys turns v into one row per channel; softmax over channels reads it."""
-    q, k, v = grouped(q, k, v)
-    keys = (beta * k).float()
-    channels = torch.logsumexp(keys, 2, keepdim=True)  # [b, h, 1, d]
-    values = torch.exp(keys - channels).to(v.dtype).transpose(2, 3) @ v  # [b, h, d, dv]
-    return torch.softmax((alpha * q).float() + channels, 3).to(v.dtype) @ values
-
-
-def lln_features(q, k, v, alpha, beta, causal):
-    """exp features, two products, one division; the largest exponent is taken out for safety."""
-    q, k, v = grouped(q, k, v)
-    phi_q = torch.exp(alpha * q - (alpha * q).amax(3, keepdim=True))
-    phi_k = torch.exp(beta * k - (beta * k).amax((2, 3), keepdim=True))
-    return (phi_q @ (phi_k.transpose(2, 3) @ v)) / (phi_q @ phi_k.sum(2).unsqueeze(3))
-
-
-def softmax_flops(size, training):
-    pairs = size["b"] * size["h"] * size["n"] * size["m"]
-    return (3.5 if training else 1) * 2 * pairs * (size["d"] + size["v"])
-
-
-def sizes_of(problem):
-    return {
-        name: int(problem[name] or problem[other])
-        for name, other in (
-            ("b", "b"),
-            ("h", "h"),
-            ("k", "h"),
-            ("n", "n"),
-            ("m", "n"),
-            ("d", "d"),
-            ("v", "d"),
-        )
-    }
 
 
 def peers_of(problem):
@@ -137,13 +85,6 @@ def sample(call, seconds):
     return sorted(1e3 * t for t in times)
 
 
-def percentile(ordered, percent):
-    at = percent / 100 * (len(ordered) - 1)
-    below = int(at)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (at - below) * (ordered[above] - ordered[below])
-
-
 def measure_ours(program, problems, arguments):
     command = [
         program,
@@ -176,19 +117,6 @@ def measure_peer(name, function, problem, ours, arguments):
         "ratio": median / ours["floor_ms"],
         "workspace_bytes": None,
     }
-
-
-def read_problems(arguments):
-    problems = list(arguments.problem)
-    if arguments.set:
-        lines = (
-            line.split("#")[0].strip()
-            for line in arguments.set.read_text(encoding="utf-8").splitlines()
-        )
-        problems += [line for line in lines if line]
-    if not problems:
-        sys.exit("nothing to measure: give PROBLEM or --set FILE")
-    return problems
 
 
 def command_text(arguments):

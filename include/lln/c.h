@@ -126,10 +126,10 @@ int32_t lln_threads_count(const lln_threads* threads);  // 0 for null
 
 typedef struct lln_exec {
   lln_threads* threads;    // or null: the calling thread alone
-  void* workspace;         // or null: allocated and freed inside the call
+  void* workspace;         // or null: allocated and freed inside the call; where the tensors are
   size_t workspace_bytes;  // of workspace
   const char* kernel;      // or null: the first kernel that takes the problem
-  void* stream;            // a CUDA stream; ignored on the CPU
+  void* stream;            // a CUDA stream, null: the default one; ignored on the CPU
 } lln_exec;
 
 // ---- Attention (lln/attention.h) ----

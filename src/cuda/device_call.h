@@ -49,22 +49,38 @@ struct DeviceSequence {
 };
 
 // How a sequence of so many tokens is cut into pieces that blocks work on. A function of the length
-// alone, so that a sequence gives the same bits alone and in any batch.
+// alone, so that a sequence gives the same bits alone and in any batch. Sizes are powers of two:
+// a division of 64-bit numbers takes a device a hundred instructions.
 struct Jobs {
-  std::int64_t shortest = 256;  // tokens of a piece
-  std::int64_t ordinary = 1024;
-  __host__ __device__ std::int64_t piece(std::int64_t tokens) const {
-    if (tokens <= 2 * shortest) return shortest;
-    if (tokens <= 8 * ordinary) return ordinary;
-    if (tokens <= 32 * ordinary) return 2 * ordinary;
-    return 4 * ordinary;
+  int shortest_log2 = 8;  // tokens of a piece
+  int ordinary_log2 = 10;
+  __host__ __device__ int piece_log2(std::int64_t tokens) const {
+    if (tokens <= std::int64_t{2} << shortest_log2) return shortest_log2;
+    if (tokens <= std::int64_t{8} << ordinary_log2) return ordinary_log2;
+    if (tokens <= std::int64_t{32} << ordinary_log2) return ordinary_log2 + 1;
+    return ordinary_log2 + 2;
   }
+  __host__ __device__ std::int64_t piece(std::int64_t tokens) const {
+    return std::int64_t{1} << piece_log2(tokens);
+  }
+  // At least one, so that there is a block to write the state of an empty sequence.
   __host__ __device__ std::int64_t count(std::int64_t tokens) const {
-    return (tokens + piece(tokens) - 1) / piece(tokens);
+    return tokens <= 0 ? 1 : ((tokens - 1) >> piece_log2(tokens)) + 1;
+  }
+  // No sequence of at most so many tokens has more pieces: not the longest one, where a longer
+  // sequence has longer pieces.
+  __host__ __device__ std::int64_t most_of_one(std::int64_t tokens) const {
+    std::int64_t most = count(tokens);
+    for (const std::int64_t border : {std::int64_t{2} << shortest_log2,
+                                      std::int64_t{8} << ordinary_log2,
+                                      std::int64_t{32} << ordinary_log2}) {
+      if (border < tokens && count(border) > most) most = count(border);
+    }
+    return most;
   }
   // No sequences of these tokens together have more pieces.
   std::int64_t most(std::int64_t tokens, std::int64_t sequences) const {
-    return (tokens + shortest - 1) / shortest + sequences;
+    return (tokens >> shortest_log2) + 1 + sequences;
   }
 };
 
@@ -88,7 +104,8 @@ struct JobPlace {
 
 __device__ inline DeviceSequence sequence_at(const Sequences& all, std::int64_t s) {
   if (all.table != nullptr) return all.table[s];
-  return {s, 0, all.tokens, 0, all.tokens_k, 0, all.tokens_k, 0, 0};
+  return {s, 0, all.tokens, 0, all.tokens_k, 0, all.tokens_k,
+          s * all.q_jobs.count(all.tokens), s * all.k_jobs.count(all.tokens_k)};
 }
 
 template <bool kKeys>
@@ -96,10 +113,11 @@ __device__ inline JobPlace find_job(const Sequences& all, std::int64_t job) {
   JobPlace place;
   const Jobs& jobs = kKeys ? all.k_jobs : all.q_jobs;
   if (all.table == nullptr) {
-    const std::int64_t each = jobs.count(kKeys ? all.tokens_k : all.tokens);
-    place.s = job / each;
+    // Fewer jobs than blocks in a grid, so that 32 bits hold them.
+    const auto each = static_cast<std::uint32_t>(jobs.count(kKeys ? all.tokens_k : all.tokens));
+    place.s = static_cast<std::uint32_t>(job) / each;
     place.sequence = sequence_at(all, place.s);
-    place.index = job % each;
+    place.index = static_cast<std::uint32_t>(job) % each;
     return place;
   }
   std::int64_t low = 0, high = all.count;  // the last sequence whose first job is not after `job`

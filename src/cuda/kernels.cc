@@ -6,11 +6,13 @@
 #include <utility>
 
 #include "cuda/decode.h"
+#include "cuda/plain.h"
+#include "cuda/tiled.h"
 
 namespace lln {
 namespace {
 
-[[maybe_unused]] void add(std::vector<Kernel>& list, std::vector<Kernel> family) {
+void add(std::vector<Kernel>& list, std::vector<Kernel> family) {
   list.insert(list.end(), std::make_move_iterator(family.begin()),
               std::make_move_iterator(family.end()));
 }
@@ -19,11 +21,15 @@ namespace {
 
 std::vector<Kernel> cuda_forward_kernels() {
   std::vector<Kernel> list;
+  add(list, cuda::tiled_forward_kernels());
+  add(list, cuda::plain_forward_kernels());
   return list;
 }
 
 std::vector<Kernel> cuda_backward_kernels() {
   std::vector<Kernel> list;
+  add(list, cuda::tiled_backward_kernels());
+  add(list, cuda::plain_backward_kernels());
   return list;
 }
 

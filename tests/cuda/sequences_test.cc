@@ -17,7 +17,7 @@ using cuda::Jobs;
 
 class CudaSequences : public OnDevice {};
 
-constexpr Jobs kQueryJobs{.shortest = 64, .ordinary = 128};
+constexpr Jobs kQueryJobs{.shortest_log2 = 6, .ordinary_log2 = 7};
 constexpr Jobs kKeyJobs{};
 
 // A list in device memory.

@@ -37,13 +37,13 @@ def result(problem, peer, median):
 
 
 class PageTest(unittest.TestCase):
-    def page_of(self, results, **more):
+    def page_of(self, results, machine=MACHINE, **more):
         with tempfile.TemporaryDirectory() as folder:
             target = pathlib.Path(folder) / "bench/results/cpu.json"
             target.parent.mkdir(parents=True)
             target.write_text(
                 json.dumps(
-                    {"command": "the command", "machine": MACHINE, "results": results, **more}
+                    {"command": "the command", "machine": machine, "results": results, **more}
                 )
             )
             return page.page(pathlib.Path(folder))
@@ -58,6 +58,16 @@ class PageTest(unittest.TestCase):
         self.assertIn("\nNoted.\n", text)
         self.assertIn("| `p` | 4.00 | 6.00 | 3.00 to 12.0 | 1.50 | 60.0 (10.0x) |", text)
         self.assertIn("| `q` | 4.00 | 8.00 | 4.00 to 16.0 | 2.00 | - |", text)
+
+    def test_machine_with_a_device(self):
+        machine = {"device": "A GPU", "multiprocessors": 7, "cuda": "13.0", "copy_gbs": 4321.4}
+        text = self.page_of(
+            [result("p", "lln", 6.0), result("p", "torch-cudnn", 9.0)], machine=machine
+        )
+        self.assertIn(
+            "A GPU, 7 multiprocessors, CUDA 13.0: 4321 GB/s copy inside the device.", text
+        )
+        self.assertIn("- torch-cudnn: softmax attention by cuDNN", text)
 
     def test_cost_per_token(self):
         text = self.page_of(

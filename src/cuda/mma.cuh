@@ -1,0 +1,125 @@
+// The instructions that the tiled kernels are made of: tensor-core products of 16 x 8 x 16, matrix
+// loads from shared memory, asynchronous copies into it, and the two 16-bit types behind one
+// interface. Everything here exists on sm_80 and later.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace lln::cuda {
+
+using Bf16 = __nv_bfloat16;
+using F16 = __half;
+
+inline constexpr float kLog2E = 1.4426950408889634F;
+inline constexpr float kLn2 = 0.6931471805599453F;
+inline constexpr float kLargestExponent = 1e38F;  // kExponentLimit of math/feature_map.h
+
+__device__ inline float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// max and min of these names drop NaN; these keep it.
+__device__ inline float clamp_keep_nan(float x) {
+  asm("min.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(kLargestExponent));
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(-kLargestExponent));
+  return x;
+}
+
+// Two 16-bit numbers in a word, the first in its lower half.
+template <class T>
+__device__ float2 unpack(std::uint32_t word);
+template <>
+__device__ inline float2 unpack<Bf16>(std::uint32_t word) {
+  return {__uint_as_float(word << 16), __uint_as_float(word & 0xFFFF0000U)};
+}
+template <>
+__device__ inline float2 unpack<F16>(std::uint32_t word) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&word));
+}
+
+template <class T>
+__device__ std::uint32_t pack(float x, float y);
+template <>
+__device__ inline std::uint32_t pack<Bf16>(float x, float y) {
+  std::uint32_t word;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(y), "f"(x));
+  return word;
+}
+template <>
+__device__ inline std::uint32_t pack<F16>(float x, float y) {
+  std::uint32_t word;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(y), "f"(x));
+  return word;
+}
+
+// d += a b: a is 16 x 16 (rows lane / 4 and + 8), b 16 x 8, d 16 x 8.
+template <class T>
+__device__ inline void mma(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
+                           std::uint32_t a3, std::uint32_t b0, std::uint32_t b1) {
+  if constexpr (std::is_same_v<T, Bf16>) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  }
+}
+
+__device__ inline std::uint32_t shared_address(const void* p) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// Four 8 x 8 matrices, each transposed: lane i gives the address of row i % 8 of matrix i / 8.
+__device__ inline void load_transposed(std::uint32_t (&x)[4], std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(address)
+               : "memory");
+}
+
+// 16 bytes from global to shared memory; zeros where not `valid`, and nothing is read then.
+__device__ inline void copy_async(std::uint32_t to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(valid ? 16 : 0)
+               : "memory");
+}
+__device__ inline void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most kPending of this thread's groups are under way.
+template <int kPending>
+__device__ inline void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// A tile in shared memory: rows of kWidth 16-bit numbers, whose 16-byte pieces are permuted so that
+// both ways of reading are free of bank conflicts: eight rows at one piece (load_transposed), and
+// two neighbouring rows at four neighbouring pieces (direct fragments, tiles.cuh).
+template <int kWidth>
+__device__ inline std::uint32_t tile_offset(int row, int piece) {
+  if constexpr (kWidth == 32) {
+    return static_cast<std::uint32_t>(row * 64 + ((piece ^ ((row >> 1) & 3)) << 4));
+  } else {
+    const int turn = ((row & 1) << 2) | (row & 2) | ((row >> 2) & 1);
+    return static_cast<std::uint32_t>(row * kWidth * 2 + ((piece ^ turn) << 4));
+  }
+}
+
+__device__ inline float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFU, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xFFFFFFFFU, x, 2));
+}
+__device__ inline float quad_sum(float x) {
+  x += __shfl_xor_sync(0xFFFFFFFFU, x, 1);
+  return x + __shfl_xor_sync(0xFFFFFFFFU, x, 2);
+}
+
+}  // namespace lln::cuda

@@ -1,0 +1,104 @@
+// The entries of the plain kernels in the kernel lists, and their launches on a device.
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/plain.h"
+
+#include <algorithm>
+
+#include "cuda/device.h"
+#include "cuda/plain_plan.cuh"
+
+namespace lln::cuda {
+namespace {
+
+using namespace plain;
+
+// A block of threads on the device (plain_block.cuh).
+struct DeviceBlock {
+  __device__ static float* shared() {
+    extern __shared__ double memory[];
+    return reinterpret_cast<float*>(memory);
+  }
+  template <class Phase>
+  __device__ static void run(Phase phase) {
+    phase(static_cast<int>(threadIdx.x));
+    __syncthreads();
+  }
+};
+
+template <class Body>
+__global__ void __launch_bounds__(kThreads, 3)
+    plain_kernel(const __grid_constant__ Body body, const std::int64_t first) {
+  DeviceBlock block;
+  body(block, first + blockIdx.x);
+}
+
+struct DeviceLaunch {
+  cudaStream_t stream;
+
+  template <class Body>
+  void operator()(const Body& body, std::int64_t blocks, int shared) const {
+    constexpr int kWithoutAsking = 48 * 1024;
+    if (shared > kWithoutAsking) {
+      check(cudaFuncSetAttribute(plain_kernel<Body>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 shared),
+            Body::kName);
+    }
+    constexpr std::int64_t kMostBlocks = 1 << 30;  // of a grid; a kernel may have more
+    for (std::int64_t first = 0; first < blocks; first += kMostBlocks) {
+      const auto count = static_cast<unsigned>(std::min(blocks - first, kMostBlocks));
+      plain_kernel<Body><<<count, kThreads, static_cast<unsigned>(shared), stream>>>(body, first);
+      check_launch(Body::kName);
+    }
+  }
+};
+
+std::string refusal(const Problem& problem, Op op) {
+  if (problem.op != op) {
+    return std::string("computes ") + to_string(op) + ", not " + to_string(problem.op);
+  }
+  if (problem.device.kind != DeviceKind::cuda) return "is for tensors on CUDA devices";
+  if (problem.kind == Kind::softmax) return "softmax is not computed on CUDA devices";
+  if (problem.dtype == DType::f64) return "f64 is taken by the reference alone";
+  return device_refusal(problem.device.index);
+}
+
+std::string forward_refusal(const Problem& problem) { return refusal(problem, Op::forward); }
+std::string backward_refusal(const Problem& problem) { return refusal(problem, Op::backward); }
+
+std::size_t workspace_bytes(const Problem& problem, int) {
+  Workspace workspace(nullptr);
+  workspace.bytes(table_bytes(problem));
+  lay_out(problem, workspace);
+  return workspace.used();
+}
+
+PlainCall prepare(const Call& call) {
+  Workspace workspace(call.workspace);
+  std::byte* const table = workspace.bytes(table_bytes(call.problem));
+  PlainCall p = make_plain_call(call, workspace);
+  p.call = make_device_call(call);
+  prepare_sequences(call, kJobs, kJobs, table, p.call);
+  return p;
+}
+
+void run_forward(const Call& call) {
+  const DeviceLaunch launch{static_cast<cudaStream_t>(call.stream)};
+  launch_forward(prepare(call), call.problem.packed, launch);
+}
+
+void run_backward(const Call& call) {
+  const DeviceLaunch launch{static_cast<cudaStream_t>(call.stream)};
+  launch_backward(prepare(call), call.problem.packed, launch);
+}
+
+}  // namespace
+
+std::vector<Kernel> plain_forward_kernels() {
+  return {{"cuda-plain", forward_refusal, workspace_bytes, run_forward}};
+}
+
+std::vector<Kernel> plain_backward_kernels() {
+  return {{"cuda-plain", backward_refusal, workspace_bytes, run_backward}};
+}
+
+}  // namespace lln::cuda

@@ -1,0 +1,14 @@
+// The tiled family: tensor-core kernels for 16-bit tensors whose rows are whole 16-byte pieces.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <vector>
+
+#include "api/kernel.h"
+
+namespace lln::cuda {
+
+std::vector<Kernel> tiled_forward_kernels();
+std::vector<Kernel> tiled_backward_kernels();
+
+}  // namespace lln::cuda

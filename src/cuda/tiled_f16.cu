@@ -1,0 +1,9 @@
+// The tiled kernels for f16.
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/tiled_launch.cuh"
+
+namespace lln::cuda {
+
+const TiledLaunches kTiledF16 = {forward_of_width<F16>, backward_of_width<F16>};
+
+}  // namespace lln::cuda

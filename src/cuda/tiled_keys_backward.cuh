@@ -1,0 +1,215 @@
+// The backward pass over keys of LLN: Kn = 2^(beta k - c) in registers, dv = Kn dC and
+// dk = beta Kn (v dC^T - t). dC and its transpose stay in shared memory; k, v, dk and dv pass
+// through registers alone.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cuda/tiled_call.h"
+#include "cuda/tiles.cuh"
+
+namespace lln::cuda {
+
+inline constexpr int kKeysBackwardThreads = 128;
+
+// f16 cannot hold weights of one in a million nor sums over as many rows: weights are kept times
+// 2^15 (they are at most 1) and dC times a power of two that makes its largest entry about 1.
+template <class T>
+inline constexpr float kWeightShift = std::is_same_v<T, F16> ? 15 : 0;
+
+// The power of two for dC; the same in all threads. `scratch` holds a float a warp.
+__device__ inline float matrix_factor(const float* matrix, std::int64_t row_stride, int rows,
+                                      int columns, float* scratch) {
+  float top = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < rows * columns;
+       i += static_cast<int>(blockDim.x)) {
+    top = fmaxf(top, fabsf(matrix[i / columns * row_stride + i % columns]));
+  }
+  for (int step = 16; step > 0; step /= 2) {
+    top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFU, top, step));
+  }
+  if ((threadIdx.x & 31) == 0) scratch[threadIdx.x >> 5] = top;
+  __syncthreads();
+  for (int i = 0; i < static_cast<int>(blockDim.x) / 32; ++i) top = fmaxf(top, scratch[i]);
+  return top > 0 && top < INFINITY ? exp2f(-floorf(log2f(top))) : 1;
+}
+
+// Which keys a block of the last pass takes.
+struct KeyRows {
+  std::int64_t s = -1, head = 0;
+  DeviceSequence sequence;
+  std::int64_t begin = 0;  // in the sequence
+  int count = 0;
+};
+
+__device__ inline KeyRows key_rows(const TiledCall& tiled) {
+  const DeviceCall& call = tiled.call;
+  KeyRows rows;
+  const auto heads = static_cast<std::uint32_t>(call.heads_k);
+  rows.head = blockIdx.x % heads;
+  const std::uint32_t job = blockIdx.x / heads;
+  std::int64_t index, piece;
+  if (tiled.key_rows_piece_log2 > 0) {
+    piece = std::int64_t{1} << tiled.key_rows_piece_log2;
+    const auto each = static_cast<std::uint32_t>(
+        ((call.sequences.tokens_k - 1) >> tiled.key_rows_piece_log2) + 1);
+    rows.s = job / each;
+    rows.sequence = sequence_at(call.sequences, rows.s);
+    index = job % each;
+  } else {
+    const JobPlace place = find_job<true>(call.sequences, job);
+    rows.s = place.s;
+    rows.sequence = place.sequence;
+    index = place.index;
+    piece = call.sequences.k_jobs.piece(rows.sequence.k_tokens);
+  }
+  rows.begin = index * piece;
+  rows.count = static_cast<int>(min(piece, rows.sequence.k_tokens - rows.begin));
+  return rows;
+}
+
+// Kn of 16 keys, packed, up to the factors that are folded into matrices: 2^(beta k), and only
+// where c is not moderate 2^(beta k - c).
+template <class T, int kDim>
+__device__ inline void key_weights(RowWords<kDim>& k, const float* added, float scale,
+                                   bool folded) {
+  const int t = threadIdx.x & 3;
+  if (folded) {
+#pragma unroll
+    for (int group = 0; group < kDim / 32; ++group) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float2 pair = unpack<T>(k[group][i / 4][i % 4]);
+        k[group][i / 4][i % 4] = pack<T>(exp2_fast(pair.x * scale), exp2_fast(pair.y * scale));
+      }
+    }
+    return;
+  }
+#pragma unroll
+  for (int group = 0; group < kDim / 32; ++group) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float2 pair = unpack<T>(k[group][i / 4][i % 4]);
+      const float* const x = added + 32 * group + 8 * t + 2 * (i % 4);
+      k[group][i / 4][i % 4] = pack<T>(exp2_fast(clamp_keep_nan(pair.x * scale) + x[0]),
+                                       exp2_fast(clamp_keep_nan(pair.y * scale) + x[1]));
+    }
+  }
+}
+
+// c within this is folded into dC: 2^(beta k) <= 2^c and 2^-c are then far from the ends of bf16.
+inline constexpr float kModerateExponent = 60;
+
+template <int kCount>
+__device__ inline void zero_rows(float (&acc)[kCount][4], const bool (&valid)[2]) {
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) acc[n][i] = valid[i >> 1] ? acc[n][i] : 0;
+  }
+}
+
+template <class T, int kDim>
+__global__ void __launch_bounds__(kKeysBackwardThreads, kDim <= 64 ? 4 : 2)
+    keys_backward(const __grid_constant__ TiledCall tiled) {
+  constexpr int kWarps = kKeysBackwardThreads / 32;
+  extern __shared__ __align__(128) unsigned char shared[];
+  uint4* const dc = reinterpret_cast<uint4*>(shared);
+  uint4* const dc_transposed = dc + kOperandBytes<kDim, kDim> / 16;
+  float* const added = reinterpret_cast<float*>(shared + 2 * kOperandBytes<kDim, kDim>);
+  float* const factors = added + kDim;
+  float* const t_sums = factors + kDim;
+  const DeviceCall& call = tiled.call;
+  const KeyRows rows = key_rows(tiled);
+  if (rows.s < 0) return;
+  const DeviceSequence& seq = rows.sequence;
+  const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
+  const auto rows_of = [&](const Rows& tensor) {
+    return static_cast<T*>(tensor.data) + seq.batch * tensor.batch + rows.head * tensor.head +
+           (seq.k_begin + rows.begin) * tensor.token;
+  };
+  const T* const k = rows_of(call.k);
+  const T* const v = rows_of(call.v);
+  T* const dk = rows_of(call.dk);
+  T* const dv = rows_of(call.dv);
+  const int warp_row = 16 * (static_cast<int>(threadIdx.x) >> 5);
+  RowWords<kDim> next_k, next_v;
+  load_rows<kDim>(next_k, k, call.k.token, warp_row, rows.count, dim);
+  load_rows<kDim>(next_v, v, call.v.token, warp_row, rows.count, dim_v);
+
+  const float* const sums = tiled.grads.values_at(rows.s, rows.head);
+  float factor = 1;
+  if constexpr (std::is_same_v<T, F16>) {
+    factor = matrix_factor(sums, tiled.grads.row, dim, dim_v, added);
+    __syncthreads();
+  }
+  const float* const c = tiled.state.c_at(rows.s, rows.head);
+  const float* const t = tiled.grads.c_at(rows.s, rows.head);
+  const float beta = scale_at(call.beta, rows.s, rows.head);
+  bool moderate = true;
+  for (int l = static_cast<int>(threadIdx.x) & 31; l < dim; l += 32) {
+    moderate = moderate && fabsf(c[l] * kLog2E) <= kModerateExponent;
+  }
+  const bool folded = std::is_same_v<T, Bf16> && __all_sync(0xFFFFFFFFU, moderate);
+  for (int l = static_cast<int>(threadIdx.x); l < kDim; l += kKeysBackwardThreads) {
+    const float x = l < dim ? kWeightShift<T> - c[l] * kLog2E : -INFINITY;
+    added[l] = folded ? 0 : x;
+    factors[l] = l >= dim ? 0 : folded ? exp2f(x) : 1;
+    t_sums[l] = l < dim ? beta * t[l] * factors[l] : 0;
+  }
+  __syncthreads();
+  fill_operand<T, kDim, kDim, Columns::direct>(
+      dc, sums, tiled.grads.row, dim, dim_v, [&](int l, int) { return factors[l] * factor; });
+  fill_operand_transposed<T, kDim, kDim, Columns::direct>(
+      dc_transposed, sums, tiled.grads.row, dim_v, dim,
+      [&](int, int l) { return beta * factors[l] * factor; });
+  const float shift = exp2f(-kWeightShift<T>), unfactor = 1 / factor;
+  __syncthreads();
+  const int lane = threadIdx.x & 31, tq = lane & 3;
+  for (int row = warp_row; row < rows.count; row += 16 * kWarps) {
+    RowWords<kDim> kn, v_rows;
+    copy_rows<kDim>(kn, next_k);
+    copy_rows<kDim>(v_rows, next_v);
+    load_rows<kDim>(next_k, k, call.k.token, row + 16 * kWarps, rows.count, dim);
+    load_rows<kDim>(next_v, v, call.v.token, row + 16 * kWarps, rows.count, dim_v);
+    key_weights<T, kDim>(kn, added, beta * kLog2E, folded);
+    bool valid[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      valid[half] = key_valid(call.sequences, seq, rows.begin + row + (lane >> 2) + 8 * half);
+    }
+    const bool all_valid = __all_sync(0xFFFFFFFFU, valid[0] && valid[1]);
+    float acc[kDim / 8][4] = {};
+    multiply<T, kDim, kDim>(acc, kn, dc);
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) acc[n][i] *= shift * unfactor;
+    }
+    if (!all_valid) zero_rows(acc, valid);
+    store_rows<kDim>(dv, call.dv.token, row, rows.count, dim_v, acc);
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) acc[n][i] = 0;
+    }
+    multiply<T, kDim, kDim>(acc, v_rows, dc_transposed);
+#pragma unroll
+    for (int group = 0; group < kDim / 32; ++group) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 sum = *reinterpret_cast<const float2*>(t_sums + 32 * group + 8 * tq + 2 * i);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float2 weight = unpack<T>(kn[group][half][i]);
+          float* const x = acc[4 * group + i] + 2 * half;
+          x[0] = shift * weight.x * (x[0] * unfactor - sum.x);
+          x[1] = shift * weight.y * (x[1] * unfactor - sum.y);
+        }
+      }
+    }
+    if (!all_valid) zero_rows(acc, valid);
+    store_rows<kDim>(dk, call.dk.token, row, rows.count, dim, acc);
+  }
+}
+
+}  // namespace lln::cuda

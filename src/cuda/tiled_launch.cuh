@@ -1,0 +1,84 @@
+// How a call becomes launches: passes in order on one stream, each checked.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cuda/device.h"
+#include "cuda/tiled_keys.cuh"
+#include "cuda/tiled_keys_backward.cuh"
+#include "cuda/tiled_launch.h"
+#include "cuda/tiled_rows.cuh"
+#include "cuda/tiled_rows_backward.cuh"
+
+namespace lln::cuda {
+
+template <class... Parameters, class... Arguments>
+void launch(const char* name, void (*kernel)(Parameters...), std::int64_t blocks, int threads,
+            int shared, cudaStream_t stream, Arguments&&... arguments) {
+  if (blocks == 0) return;
+  if (shared > 48 * 1024) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), name);
+  }
+  kernel<<<static_cast<unsigned>(blocks), threads, shared, stream>>>(
+      std::forward<Arguments>(arguments)...);
+  check_launch(name);
+}
+
+// (c, C) of all sequences.
+template <class T, int kDim>
+void launch_state(const TiledCall& tiled, const TiledPlan& plan) {
+  constexpr int kWidth = kDim < 128 ? kDim : 128;
+  constexpr int kStages = 3;
+  const DeviceCall& call = tiled.call;
+  const std::int64_t splits = (call.dim_v + kWidth - 1) / kWidth;
+  launch("key_sums", key_sums<T, kDim, kWidth, kStages>, plan.key_jobs * call.heads_k * splits,
+         2 * kDim, kStages * kTileTokens * (kDim + kWidth) * 2, plan.stream, tiled, plan.whole);
+  if (!plan.whole) launch_join_keys(tiled, plan.stream);
+}
+
+template <class T, int kDim>
+void launch_forward(const TiledCall& tiled, const TiledPlan& plan) {
+  const DeviceCall& call = tiled.call;
+  launch_state<T, kDim>(tiled, plan);
+  launch("rows_forward", rows_forward<T, kDim>, plan.row_jobs * call.heads, kRowsThreads,
+         kRowsShared<kDim>, plan.stream, tiled);
+}
+
+template <class T, int kDim>
+void launch_backward(const TiledCall& tiled, const TiledPlan& plan) {
+  using Shape = RowsBackwardShape<kDim>;
+  const DeviceCall& call = tiled.call;
+  if (!plan.state_given) launch_state<T, kDim>(tiled, plan);
+  launch("rows_backward", rows_backward<T, kDim>, plan.row_jobs * call.heads, Shape::kThreads,
+         Shape::kShared, plan.stream, tiled);
+  launch_join_rows(tiled, plan.stream);
+  launch("keys_backward", keys_backward<T, kDim>, plan.key_rows_jobs * call.heads_k,
+         kKeysBackwardThreads, 2 * kOperandBytes<kDim, kDim> + 3 * kDim * 4, plan.stream, tiled);
+}
+
+template <class T>
+void forward_of_width(const TiledCall& tiled, const TiledPlan& plan) {
+  switch (plan.width) {
+    case 32:
+      return launch_forward<T, 32>(tiled, plan);
+    case 64:
+      return launch_forward<T, 64>(tiled, plan);
+    case 128:
+      return launch_forward<T, 128>(tiled, plan);
+    default:
+      return launch_forward<T, 256>(tiled, plan);
+  }
+}
+
+template <class T>
+void backward_of_width(const TiledCall& tiled, const TiledPlan& plan) {
+  switch (plan.width) {
+    case 32:
+      return launch_backward<T, 32>(tiled, plan);
+    case 64:
+      return launch_backward<T, 64>(tiled, plan);
+    default:
+      return launch_backward<T, 128>(tiled, plan);
+  }
+}
+
+}  // namespace lln::cuda

@@ -1,0 +1,33 @@
+// The launches of the tiled family for one element type; each type is compiled in its own file.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cuda/tiled_call.h"
+
+namespace lln::cuda {
+
+// The widths that kernels exist for: rows are padded to the least that holds dim and dim_v.
+inline constexpr std::int64_t kTiledWidths[] = {32, 64, 128, 256};
+inline constexpr std::int64_t kTiledBackwardWidth = 128;  // the largest with a backward pass
+
+struct TiledPlan {
+  int width = 0;             // of kTiledWidths
+  bool whole = false;        // every sequence is one key job
+  bool state_given = false;  // backward: (c, C) need not be computed
+  std::int64_t key_jobs = 0, row_jobs = 0, key_rows_jobs = 0;  // times heads: blocks
+  cudaStream_t stream = nullptr;
+};
+
+struct TiledLaunches {
+  void (*forward)(const TiledCall&, const TiledPlan&);
+  void (*backward)(const TiledCall&, const TiledPlan&);
+};
+
+// Partial sums to states: of keys, and of rows in the backward pass.
+void launch_join_keys(const TiledCall& tiled, cudaStream_t stream);
+void launch_join_rows(const TiledCall& tiled, cudaStream_t stream);
+
+extern const TiledLaunches kTiledBf16;
+extern const TiledLaunches kTiledF16;
+
+}  // namespace lln::cuda

@@ -1,0 +1,232 @@
+// The plain CUDA kernels without a device: their bodies run on the host (emulated_device) and are
+// held to the case table and to the rules of adversarial_test.cc and invariance_test.cc.
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <string>
+
+#include "conformance/run.h"
+#include "emulated_device/plain_run.h"
+
+namespace lln::test {
+namespace {
+
+using conformance::InputStyle;
+using conformance::KeyPattern;
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+bool taken(const Case& c) {
+  const Problem& p = c.problem;
+  return p.op != Op::append && p.kind != Kind::softmax && p.dtype != DType::f64;
+}
+
+std::vector<Case> table() {
+#ifdef LLN_QUICK_TESTS
+  return conformance::quick_cases();
+#else
+  return conformance::cases();
+#endif
+}
+
+// Returns the largest error / tolerance.
+double expect_case(const Case& c, bool reverse, Parallel* parallel) {
+  const conformance::Truth truth = conformance::make_truth(c, parallel);
+  const Inputs in = conformance::make_inputs(c, c.problem.dtype);
+  TensorSet forward;
+  if (c.saved && c.problem.op == Op::backward) {
+    Case before = c;
+    before.problem.op = Op::forward;
+    forward = run(before, in, {.kernel = "reference"});
+  }
+  const TensorSet outputs =
+      run_plain(c, in, {reverse, {forward.view("key_lse"), forward.view("channel_values")}});
+  double worst = 0;
+  for (const TensorSet::Entry& entry : outputs.entries()) {
+    const conformance::Comparison comparison = conformance::compare(
+        entry.name, entry.tensor, truth.reference.at(entry.name), truth.plain.values.at(entry.name),
+        truth.plain.sizes.at(entry.name), truth.plain.exponent);
+    EXPECT_TRUE(comparison.passed()) << to_string(c) << '\n' << to_string(comparison);
+    worst = std::max(worst, comparison.ratio());
+  }
+  return worst;
+}
+
+// Every second case runs its threads and blocks backwards.
+TEST(PlainKernels, CaseTable) {
+  ThreadPool pool;
+  int count = 0;
+  double worst = 0;
+  for (const Case& c : table()) {
+    if (taken(c)) worst = std::max(worst, expect_case(c, ++count % 2 == 0, &pool));
+  }
+  fmt::print("{} cases, worst error / tolerance {:.3f}\n", count, worst);
+  EXPECT_GT(count, 50);
+}
+
+const char* const kKinds[] = {"lln", "lln:causal", "lln+diag48", "lln+diag48:causal",
+                              "diag48:causal"};
+
+void expect_both_directions(Case c, const std::string& problem) {
+  ThreadPool pool;
+  for (const std::string op : {"forward:", "backward:"}) {
+    c.problem = parse_problem(op + problem);
+    c.parameter_gradients = true;
+    expect_case(c, false, &pool);
+  }
+}
+
+TEST(PlainKernels, DifficultValues) {
+  for (const std::string kind : kKinds) {
+    for (const InputStyle style :
+         {InputStyle::large_keys, InputStyle::constant_rows, InputStyle::denormal}) {
+      expect_both_directions({.style = style}, "f32:cpu:b1h2n150d16:" + kind);
+    }
+    for (const std::int64_t at : {0, 31, 32, 63, 64, 199}) {
+      expect_both_directions({.style = InputStyle::spike, .spike_at = at},
+                             "f32:cpu:b1h2n200d8:" + kind);
+    }
+    for (const std::string type : {"f32", "bf16", "f16"}) {
+      Case c = make_case("forward:" + type + ":cpu:b1h2n150d16:" + kind);
+      c.style = InputStyle::large_values;
+      expect_case(c, false, nullptr);
+    }
+  }
+}
+
+TEST(PlainKernels, RowsWithoutKeysAreZeroWithZeroGradients) {
+  for (const std::string kind : kKinds) {
+    Case c = make_case("forward:f32:cpu:b2h2n70d16:" + kind + ":masked");
+    c.keys = KeyPattern::lengths;
+    c.parameter_gradients = true;
+    Inputs in = conformance::make_inputs(c, DType::f32);
+    in.key_lengths = {0, 0};
+    for (Tensor* t : {&in.k, &in.v}) {
+      t->for_each([&](auto b, auto h, auto n, auto ch) { t->set(b, h, n, ch, kNaN); });
+    }
+    for (const Op op : {Op::forward, Op::backward}) {
+      c.problem.op = op;
+      const auto zero = [](auto, auto, auto, auto) { return std::optional(0.0); };
+      const TensorSet outputs = run_plain(c, in);
+      for (const TensorSet::Entry& entry : outputs.entries()) {
+        EXPECT_EQ(first_difference(entry.tensor, 0, zero), "") << entry.name << to_string(c);
+      }
+    }
+  }
+}
+
+TEST(PlainKernels, InfiniteKeysActAsTheirLimit) {
+  for (const std::string kind : {"lln", "lln:causal"}) {
+    const Case c = make_case("forward:f32:cpu:b1h1n70d8:" + kind);
+    Inputs in = conformance::make_inputs(c, DType::f32);
+    in.k.set(0, 0, 40, 3, std::numeric_limits<double>::infinity());
+    in.k.set(0, 0, 41, 2, -std::numeric_limits<double>::infinity());
+    const TensorSet expected = run(c, in, {.kernel = "reference"});
+    EXPECT_EQ(first_difference(run_plain(c, in).at("o"), 1e-5, expected.at("o")), "")
+        << to_string(c);
+  }
+}
+
+TEST(PlainKernels, NanReachesOnlyRowsThatSeeIt) {
+  for (const std::string kind : {"lln", "lln:causal", "lln+diag48:causal", "diag48:causal"}) {
+    const Case c = make_case("forward:f32:cpu:b1h1n150d16:" + kind);
+    for (const bool in_values : {true, false}) {
+      Inputs in = conformance::make_inputs(c, DType::f32);
+      (in_values ? in.v : in.k).set(0, 0, 20, 3, kNaN);
+      const TensorSet expected = run(c, in, {.kernel = "reference"});
+      const TensorSet outputs = run_plain(c, in);
+      outputs.at("o").for_each([&](auto b, auto h, auto n, auto ch) {
+        EXPECT_EQ(std::isnan(outputs.at("o").get(b, h, n, ch)),
+                  std::isnan(expected.at("o").get(b, h, n, ch)))
+            << to_string(c) << (in_values ? ": v" : ": k") << ", row " << n << ", channel " << ch;
+      });
+    }
+  }
+}
+
+TEST(PlainKernels, LargeValuesAndExponents) {
+  for (const std::string kind : {"diag48", "diag48:causal", "lln+diag48", "lln+diag48:causal"}) {
+    const Case c = make_case("backward:f32:cpu:b1h1n96d64:" + kind);
+    Inputs in = conformance::make_inputs(c, DType::f32);
+    in.v.for_each([&](auto b, auto h, auto n, auto ch) {
+      in.v.set(b, h, n, ch, 1e31 * in.v.get(b, h, n, ch));
+    });
+    for (Tensor* t : {&in.q, &in.k}) {
+      t->for_each([&](auto b, auto h, auto n, auto ch) {
+        t->set(b, h, n, ch, 1.41 + 0.05 * t->get(b, h, n, ch));
+      });
+    }
+    const TensorSet outputs = run_plain(c, in);
+    for (const TensorSet::Entry& entry : outputs.entries()) {
+      entry.tensor.for_each([&](auto b, auto h, auto n, auto ch) {
+        EXPECT_TRUE(std::isfinite(entry.tensor.get(b, h, n, ch))) << to_string(c) << entry.name;
+      });
+    }
+  }
+  for (const std::string kind : {"lln", "lln:causal"}) {
+    const Case c = make_case("forward:f32:cpu:b1h1n300d64:" + kind);
+    Inputs in = conformance::make_inputs(c, DType::f32);
+    in.k.for_each([&](auto b, auto h, auto n, auto ch) {
+      in.k.set(b, h, n, ch, 40 * in.k.get(b, h, n, ch));
+      in.v.set(b, h, n, ch, 1);
+    });
+    const auto one = [](auto, auto, auto, auto) { return std::optional(1.0); };
+    EXPECT_EQ(first_difference(run_plain(c, in).at("o"), 2e-6, one), "") << to_string(c);
+  }
+}
+
+// Several pieces, and a sequence gives the same bits alone and behind another one.
+TEST(PlainKernels, NeighboursChangeNothing) {
+  for (const std::string kind : {"lln", "lln+diag48", "lln:causal", "lln+diag48:causal"}) {
+    for (const std::string op : {"forward", "backward"}) {
+      Case together = make_case(op + ":f32:cpu:b1h2k1n700d6:" + kind + ":packed=2");
+      together.lengths = {60, 640};
+      together.parameters = conformance::ParameterForm::one;
+      Case alone = make_case(op + ":f32:cpu:b1h2k1n640d6:" + kind);
+      alone.parameters = conformance::ParameterForm::one;
+      const Inputs in = conformance::make_inputs(together, DType::f32);
+      Inputs own = conformance::make_inputs(alone, DType::f32);
+      const std::pair<const Tensor*, Tensor*> tensors[] = {
+          {&in.q, &own.q}, {&in.k, &own.k}, {&in.v, &own.v}, {&in.g, &own.g}};
+      for (const auto& [from, to] : tensors) {
+        to->for_each([&, from = from, to = to](auto b, auto h, auto n, auto ch) {
+          to->set(b, h, n, ch, from->get(b, h, n + 60, ch));
+        });
+      }
+      const TensorSet expected = run_plain(together, in);
+      const TensorSet outputs = run_plain(alone, own, {.reverse = true});
+      for (const TensorSet::Entry& entry : outputs.entries()) {
+        const Tensor& other = expected.at(entry.name);
+        EXPECT_EQ(first_difference(entry.tensor, 0,
+                                   [&](auto b, auto h, auto n, auto ch) {
+                                     return std::optional(other.get(b, h, n + 60, ch));
+                                   }),
+                  "")
+            << entry.name << " of " << to_string(alone);
+      }
+    }
+  }
+}
+
+// Where cu_seqlens were wrong, the table has no tokens, and every row is written all the same.
+TEST(PlainKernels, RowsOfNoSequenceAreZero) {
+  for (const std::string op : {"forward", "backward"}) {
+    Case c = make_case(op + ":bf16:cpu:b1h2n90d16:lln+diag16:packed=2");
+    c.lengths = {20, 70};
+    c.weights = conformance::WeightForm::token;
+    c.parameter_gradients = true;
+    const Inputs in = conformance::make_inputs(c, DType::bf16);
+    TensorSet outputs = conformance::make_outputs(c, in, DType::bf16);
+    CheckedCall checked = check_case(c, in, outputs);
+    run_plain_kernels(checked, false, {{}, {}});
+    const auto zero = [](auto, auto, auto, auto) { return std::optional(0.0); };
+    for (const TensorSet::Entry& entry : outputs.entries()) {
+      EXPECT_EQ(first_difference(entry.tensor, 0, zero), "")
+          << entry.name << " of " << to_string(c);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lln::test
