@@ -43,8 +43,7 @@ struct DeviceSequence {
   // Valid keys lie in [key_first, key_end), counted from k_begin; both 0 when there are none.
   std::int64_t key_first;
   std::int64_t key_end;
-  // Jobs of the sequences before this one, per head (Jobs below): pieces of q_tokens, and pieces of
-  // the keys from key_first to key_end.
+  // Jobs of the sequences before this one, per head (Jobs below).
   std::int64_t q_first_job;
   std::int64_t k_first_job;
 };
@@ -129,8 +128,7 @@ __device__ inline JobPlace find_job(const Sequences& all, std::int64_t job) {
   }
   place.sequence = all.table[low];
   place.index = job - (kKeys ? place.sequence.k_first_job : place.sequence.q_first_job);
-  const std::int64_t tokens = kKeys ? place.sequence.key_end - place.sequence.key_first
-                                    : place.sequence.q_tokens;
+  const std::int64_t tokens = kKeys ? place.sequence.k_tokens : place.sequence.q_tokens;
   if (place.index < jobs.count(tokens)) place.s = low;
   return place;
 }
@@ -175,8 +173,6 @@ struct DeviceCall {
 DeviceCall make_device_call(const Call& call);
 bool needs_table(const Problem& problem);
 std::size_t table_bytes(const Problem& problem);  // a multiple of 256; 0 where none is needed
-// Jobs of all sequences together, at most, where each has at most `tokens` (packed: all of them).
-std::int64_t job_limit(const Problem& problem, const Jobs& jobs, std::int64_t tokens);
 // Launches the kernel that writes the table (where one is needed: then `table` is device memory of
 // table_bytes()) and sets sequences.table, the job limits and the jobs. Lengths out of range are
 // cut to what the tensors hold, cumulative lengths that are not right leave all sequences without a

@@ -7,6 +7,7 @@
 
 #include "cuda/decode.h"
 #include "cuda/plain.h"
+#include "cuda/tiled.h"
 
 namespace lln {
 namespace {
@@ -20,12 +21,14 @@ void add(std::vector<Kernel>& list, std::vector<Kernel> family) {
 
 std::vector<Kernel> cuda_forward_kernels() {
   std::vector<Kernel> list;
+  add(list, cuda::tiled_forward_kernels());
   add(list, cuda::plain_forward_kernels());
   return list;
 }
 
 std::vector<Kernel> cuda_backward_kernels() {
   std::vector<Kernel> list;
+  add(list, cuda::tiled_backward_kernels());
   add(list, cuda::plain_backward_kernels());
   return list;
 }

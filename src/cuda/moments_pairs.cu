@@ -21,16 +21,7 @@ namespace {
 constexpr int kUnderWay = 4;  // 16-byte vectors of a thread
 
 // Pieces of a sequence: small enough that one long head fills the device.
-constexpr Jobs kJobs{256, 512};
-
-// No sequence of at most so many tokens has more pieces, which grow with the length in steps.
-std::int64_t most_pieces(std::int64_t tokens) {
-  std::int64_t most = kJobs.count(tokens);
-  for (const std::int64_t step : {2 * kJobs.shortest, 8 * kJobs.ordinary, 32 * kJobs.ordinary}) {
-    most = std::max(most, kJobs.count(std::min(tokens, step)));
-  }
-  return most;
-}
+constexpr Jobs kJobs{8, 9};
 
 // q or k.
 struct Side {
@@ -195,8 +186,8 @@ std::size_t rounded(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 // How the workspace is laid out: the table of sequences, parts of q, parts of k, pairs.
 struct Layout {
   explicit Layout(const Problem& p)
-      : q_pieces(p.packed ? kJobs.most(p.tokens, p.sequences) : most_pieces(p.tokens)),
-        k_pieces(p.packed ? kJobs.most(p.tokens_k, p.sequences) : most_pieces(p.tokens_k)),
+      : q_pieces(p.packed ? kJobs.most(p.tokens, p.sequences) : kJobs.most_of_one(p.tokens)),
+        k_pieces(p.packed ? kJobs.most(p.tokens_k, p.sequences) : kJobs.most_of_one(p.tokens_k)),
         table(table_bytes(p)),
         q_parts(bytes_of(p.heads * q_pieces * (p.packed ? 1 : p.sequences))),
         k_parts(bytes_of(p.heads_k * k_pieces * (p.packed ? 1 : p.sequences))),

@@ -208,7 +208,8 @@ __global__ void __launch_bounds__(kThreads) packed_kernel(const PackedTable pack
                          base.q + upto.q - jobs.q,
                          base.k + upto.k - jobs.k};
     } else if (s < end) {
-      packed.table[s] = {};
+      packed.table[s] = {
+          0, 0, 0, 0, 0, 0, 0, s * packed.q_jobs.count(0), s * packed.k_jobs.count(0)};
     }
     base = base + total;
   }
@@ -284,11 +285,6 @@ DeviceCall make_device_call(const Call& call) {
   return device;
 }
 
-std::int64_t job_limit(const Problem& p, const Jobs& jobs, std::int64_t tokens) {
-  if (p.packed) return jobs.most(tokens, p.sequences);
-  return p.sequences * (p.masked ? jobs.most_of_one(tokens) : jobs.count(tokens));
-}
-
 bool needs_table(const Problem& problem) { return problem.packed || problem.masked; }
 
 std::size_t table_bytes(const Problem& problem) {
@@ -304,8 +300,13 @@ void prepare_sequences(const Call& call, const Jobs& q_jobs, const Jobs& k_jobs,
   Sequences& all = device.sequences;
   all.q_jobs = q_jobs;
   all.k_jobs = k_jobs;
-  all.q_job_limit = job_limit(p, q_jobs, p.tokens);
-  all.k_job_limit = job_limit(p, k_jobs, p.tokens_k);
+  if (p.packed) {
+    all.q_job_limit = q_jobs.most(p.tokens, p.sequences);
+    all.k_job_limit = k_jobs.most(p.tokens_k, p.sequences);
+  } else {
+    all.q_job_limit = p.sequences * q_jobs.count(p.tokens);
+    all.k_job_limit = p.sequences * k_jobs.count(p.tokens_k);
+  }
   if (!needs_table(p)) return;
   auto* const entries = static_cast<DeviceSequence*>(table);
   all.table = entries;
@@ -330,8 +331,7 @@ void prepare_sequences(const Call& call, const Jobs& q_jobs, const Jobs& k_jobs,
     return;
   }
   const BatchTable batch{
-      entries, p.sequences, p.tokens, p.tokens_k, q_jobs.most_of_one(p.tokens),
-      k_jobs.most_of_one(p.tokens_k),
+      entries, p.sequences, p.tokens, p.tokens_k, q_jobs.count(p.tokens), k_jobs.count(p.tokens_k),
       faults};
   if (call.in.key_mask.given()) {
     const Mask mask{all.mask, all.mask_batch, all.mask_token};

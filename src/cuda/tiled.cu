@@ -31,6 +31,20 @@ Jobs sum_jobs(const Problem& p) {
 constexpr Jobs kRowJobs{8, 9};
 constexpr int kKeyRowsPieceLog2 = 9;
 
+// Key sums of one sequence at most; 0 where packed (TiledCall::key_pieces).
+std::int64_t key_pieces_of(const Problem& p, const Jobs& jobs) {
+  if (p.packed) return 0;
+  return p.masked ? jobs.most_of_one(p.tokens_k) : jobs.count(p.tokens_k);
+}
+
+// Key jobs, per head; with jobs of rows the same without masks.
+std::int64_t key_job_limit(const Problem& p, const Jobs& jobs) {
+  return p.packed ? jobs.most(p.tokens_k, p.sequences) : p.sequences * key_pieces_of(p, jobs);
+}
+std::int64_t row_job_limit(const Problem& p, const Jobs& jobs) {
+  return p.packed ? jobs.most(p.tokens, p.sequences) : p.sequences * jobs.count(p.tokens);
+}
+
 // Scratch memory, in the order in which it is used.
 class Layout {
  public:
@@ -94,11 +108,12 @@ Scratch lay_out(const Problem& p, std::byte* base) {
   scratch.table = layout.take<std::byte>(static_cast<std::int64_t>(table_bytes(p)));
   const Jobs jobs = sum_jobs(p);
   scratch.state = own_state(layout, p);
-  const bool whole = !p.packed && job_limit(p, jobs, p.tokens_k) == p.sequences;
-  if (!whole) scratch.keys = partials(layout, p, job_limit(p, jobs, p.tokens_k) * p.heads_k, true);
+  if (key_pieces_of(p, jobs) != 1) {
+    scratch.keys = partials(layout, p, key_job_limit(p, jobs) * p.heads_k, true);
+  }
   if (p.op == Op::backward) {
     scratch.grads = own_state(layout, p);
-    scratch.rows = partials(layout, p, job_limit(p, jobs, p.tokens) * p.heads, false);
+    scratch.rows = partials(layout, p, row_job_limit(p, jobs) * p.heads, false);
   }
   scratch.bytes = layout.bytes();
   return scratch;
@@ -170,12 +185,13 @@ void run(const Call& call) {
   tiled.rows = scratch.rows;
   TiledPlan plan;
   plan.width = width_of(p);
-  plan.whole = scratch.keys.s == nullptr;
+  tiled.key_pieces = static_cast<std::uint32_t>(key_pieces_of(p, jobs));
+  plan.whole = tiled.key_pieces == 1;
   plan.state_given = backward && saved.key_lse.given();
-  plan.key_jobs = tiled.call.sequences.k_job_limit;
+  plan.key_jobs = key_job_limit(p, jobs);
   plan.row_jobs = tiled.call.sequences.q_job_limit;
   if (p.packed) {
-    plan.key_rows_jobs = plan.key_jobs;
+    plan.key_rows_jobs = tiled.call.sequences.k_job_limit;
   } else {
     tiled.key_rows_piece_log2 = kKeyRowsPieceLog2;
     plan.key_rows_jobs = p.batch * (((p.tokens_k - 1) >> kKeyRowsPieceLog2) + 1);

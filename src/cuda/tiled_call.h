@@ -39,9 +39,35 @@ struct TiledCall {
   float* diag_mass = nullptr;
   float* diag_delta = nullptr;
   std::int64_t diag_rows = 0;
+  // Key jobs of the sums: pieces of the valid keys, so that padding changes no bits. Slots for so
+  // many pieces of every sequence or, where it is 0, the table's key jobs (packed).
+  std::uint32_t key_pieces = 0;
   // Key jobs of the last backward pass: pieces of so many keys of every batch or, where it is 0, the
   // table's key jobs (packed).
   int key_rows_piece_log2 = 0;
 };
+
+// The first slot of a sequence's key sums, and how many pieces it has.
+struct KeyPieces {
+  std::int64_t first, count;
+};
+__device__ inline KeyPieces key_pieces(const TiledCall& tiled, std::int64_t s,
+                                       const DeviceSequence& sequence) {
+  const Jobs& jobs = tiled.call.sequences.k_jobs;
+  return {tiled.key_pieces > 0 ? s * tiled.key_pieces : sequence.k_first_job,
+          jobs.count(sequence.key_end - sequence.key_first)};
+}
+
+// A key job of the sums.
+__device__ inline JobPlace find_key_piece(const TiledCall& tiled, std::uint32_t job) {
+  const Sequences& all = tiled.call.sequences;
+  if (tiled.key_pieces == 0) return find_job<true>(all, job);
+  JobPlace place;
+  place.sequence = sequence_at(all, job / tiled.key_pieces);
+  place.index = job % tiled.key_pieces;
+  const DeviceSequence& at = place.sequence;
+  if (place.index < all.k_jobs.count(at.key_end - at.key_first)) place.s = job / tiled.key_pieces;
+  return place;
+}
 
 }  // namespace lln::cuda

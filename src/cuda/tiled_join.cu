@@ -72,8 +72,9 @@ __global__ void __launch_bounds__(kJoinThreads) join_keys(const __grid_constant_
   float4 values = {0, 0, 0, 0};
   if (place.inside) {
     const DeviceSequence seq = sequence_at(call.sequences, place.s);
-    const std::int64_t pieces = call.sequences.k_jobs.count(seq.key_end - seq.key_first);
-    const std::int64_t first = (seq.k_first_job * call.heads_k + place.head) * call.dim;
+    const KeyPieces own = key_pieces(tiled, place.s, seq);
+    const std::int64_t pieces = own.count;
+    const std::int64_t first = (own.first * call.heads_k + place.head) * call.dim;
     const std::int64_t step = call.heads_k * call.dim;
     const float* const m = tiled.keys.m + first + place.channel;
     const float* const s = tiled.keys.s + first + place.channel;

@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 4 : kDim == 128 ? 2 : 1
   const auto heads = static_cast<std::uint32_t>(call.heads_k);
   const std::uint32_t in_order = blockIdx.x / splits;
   const std::int64_t slot = in_order, head = in_order % heads;
-  const JobPlace place = find_job<true>(call.sequences, in_order / heads);
+  const JobPlace place = find_key_piece(tiled, in_order / heads);
   if (place.s < 0) return;
   const DeviceSequence& seq = place.sequence;
   const std::int64_t piece = call.sequences.k_jobs.piece(seq.key_end - seq.key_first);
