@@ -92,8 +92,6 @@ inline cuda::DeviceCall device_call(const Call& call,
   all.tokens = p.tokens;
   all.tokens_k = p.tokens_k;
   all.q_jobs = all.k_jobs = cuda::plain::kJobs;
-  all.q_job_limit = cuda::plain::job_limit(p, p.tokens);
-  all.k_job_limit = cuda::plain::job_limit(p, p.tokens_k);
   all.mask = call.in.key_mask.data;
   all.mask_batch = call.in.key_mask.stride[0];
   all.mask_token = call.in.key_mask.stride[1];
@@ -125,9 +123,9 @@ inline void run_plain_kernels(CheckedCall& checked, bool reverse,
   p.call = device_call(call, table);
   const auto launch = [&](auto&& with) {
     if (call.problem.op == Op::forward) {
-      cuda::plain::launch_forward(p, call.problem.packed, with);
+      cuda::plain::launch_forward(p, with);
     } else {
-      cuda::plain::launch_backward(p, call.problem.packed, with);
+      cuda::plain::launch_backward(p, with);
     }
   };
   if (reverse) {
