@@ -149,6 +149,21 @@ TEST_F(CudaInvariance, Workspace) {
   });
 }
 
+// Training needs besides its tensors three states of each head, and little else.
+TEST_F(CudaInvariance, WorkspaceIsBounded) {
+  constexpr double kLittle = 64e6;
+  for (const std::string shape : {"b64h16n1024d64", "b4h16n16384d64", "b1h16n65536d64",
+                                  "b1h1n1048576d64", "b8h16n4096d128"}) {
+    for (const std::string kind : {"lln", "lln+diag64"}) {
+      for (const std::string op : kDeviceOps) {
+        const Problem p = parse_problem(op + ":bf16:cuda:" + shape + ":" + kind);
+        const double state = 4.0 * static_cast<double>(p.batch * p.heads * p.dim * (p.dim_v + 2));
+        EXPECT_LE(static_cast<double>(workspace_bytes(p)), 3 * state + kLittle) << to_string(p);
+      }
+    }
+  }
+}
+
 // Tensors that no wide load can start at: another path inside the kernels, or another kernel, and
 // results as right as the others.
 TEST_F(CudaInvariance, MisalignedTensors) {
