@@ -55,7 +55,7 @@ class Copies {
   }
   void fetch(Tensor& x, const View& from) {
     for (const DeviceMemory& memory : memory_) {
-      if (memory.data() == from.data) memory.read(x.bytes());
+      if (memory.data() == from.data) memory.read(x.writable_bytes());
     }
   }
 
