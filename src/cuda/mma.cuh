@@ -109,6 +109,20 @@ __device__ inline void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// Launches of one call follow each other on the device without waiting for the host to see the end
+// of the one before (launch.h): a kernel's blocks may start while the last ones of the previous
+// kernel are under way, and must wait before they read what it wrote.
+__device__ inline void wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ inline void let_next_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // A tile in shared memory: rows of kWidth 16-bit numbers, whose 16-byte pieces are permuted so that
 // both ways of reading are free of bank conflicts: eight rows at one piece (load_transposed), and
 // two neighbouring rows at four neighbouring pieces (direct fragments, tiles.cuh).

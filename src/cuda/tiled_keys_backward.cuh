@@ -202,6 +202,8 @@ __global__ void __launch_bounds__(kKeysBackwardThreads, kDim <= 64 ? 4 : 2)
     v_rows.next(next_v);
   }
 
+  wait_for_previous();
+  let_next_start();
   const float* const sums = tiled.grads.values_at(rows.s, rows.head);
   float factor = 1;
   if constexpr (std::is_same_v<T, F16>) {

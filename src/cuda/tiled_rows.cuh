@@ -114,6 +114,8 @@ __global__ void __launch_bounds__(kRowsThreads, kDim <= 64 ? 4 : 3)
   RowStream<kDim, const T> rows(q, call.q.token, warp_row, kStep, dim);
   RowWords<kDim> next;
   if (warp_row + 16 <= piece.count) rows.next(next);
+  wait_for_previous();
+  let_next_start();
 
   const float taken_out =
       fill_exponents<T, kDim>(exponents, tiled.state.c_at(piece.s, piece.head_k), dim);

@@ -31,7 +31,7 @@ __device__ inline void load_rows(RowWords<kWidth>& x, const T* rows, std::int64_
     for (int group = 0; group < kWidth / 32; ++group) {
       uint4 words = {0, 0, 0, 0};
       if (whole || (row < end && 32 * group + 8 * t < dim)) {
-        words = __ldcs(reinterpret_cast<const uint4*>(from + 32 * group));
+        words = *reinterpret_cast<const uint4*>(from + 32 * group);
       }
       x[group][half][0] = words.x;
       x[group][half][1] = words.y;
@@ -64,7 +64,7 @@ class RowStream {
 #pragma unroll
       for (int group = 0; group < kWidth / 32; ++group) {
         const uint4 words =
-            __ldcs(reinterpret_cast<const uint4*>(at_ + half * half_ + offset_[group]));
+            *reinterpret_cast<const uint4*>(at_ + half * half_ + offset_[group]);
         x[group][half][0] = words.x;
         x[group][half][1] = words.y;
         x[group][half][2] = words.z;
@@ -89,8 +89,7 @@ class RowStream {
         words.z = pack<T>(acc[4 * group + 2][2 * half], acc[4 * group + 2][2 * half + 1]);
         words.w = pack<T>(acc[4 * group + 3][2 * half], acc[4 * group + 3][2 * half + 1]);
         if (inside_[pass * kGroups + group]) {
-          __stcs(reinterpret_cast<uint4*>(at_ + half * half_ + 32 * (pass * kGroups + group)),
-                 words);
+          *reinterpret_cast<uint4*>(at_ + half * half_ + 32 * (pass * kGroups + group)) = words;
         }
       }
     }
@@ -163,7 +162,7 @@ __device__ inline void store_rows(T* rows, std::int64_t stride, int first, int e
       words.z = pack<T>(acc[4 * group + 2][2 * half], acc[4 * group + 2][2 * half + 1]);
       words.w = pack<T>(acc[4 * group + 3][2 * half], acc[4 * group + 3][2 * half + 1]);
       if (whole || (row < end && 32 * group + 8 * t < dim)) {
-        __stcs(reinterpret_cast<uint4*>(to + 32 * group), words);
+        *reinterpret_cast<uint4*>(to + 32 * group) = words;
       }
     }
   }
