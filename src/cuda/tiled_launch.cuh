@@ -51,8 +51,8 @@ void launch_backward(const TiledCall& tiled, const TiledPlan& plan) {
          tiled);
   launch_join_rows(tiled, plan.stream);
   launch("keys_backward", keys_backward<T, kDim>,
-         LaunchShape{plan.key_rows_jobs * call.heads_k, kKeysBackwardThreads,
-                     2 * kOperandBytes<kDim, kDim> + 3 * kDim * 4, plan.stream, true},
+         LaunchShape{plan.key_rows_jobs * call.heads_k, kKeysBackwardThreads<kDim>,
+                     kKeysBackwardShared<kDim>, plan.stream, true},
          tiled);
 }
 
