@@ -120,6 +120,7 @@ Scratch lay_out(const Problem& p, std::byte* base) {
     if (p.has_diag()) {
       causal.diag_mass = layout.take<float>(p.heads * causal.rows);
       causal.diag_delta = layout.take<float>(p.heads * causal.rows);
+      causal.diag_weight = layout.take<float>(p.heads * causal.rows);
     }
   }
   scratch.bytes = layout.bytes();
@@ -151,7 +152,7 @@ StateView given_state(const AttentionSaved& saved) {
 
 void run(const Call& call) {
   const Problem& p = call.problem;
-  if (!takes(call) || p.op == Op::backward) return plain_kernel(p.op).run(call);
+  if (!takes(call)) return plain_kernel(p.op).run(call);
   Scratch scratch = lay_out(p, call.workspace);
   CausalCall& causal = scratch.causal;
   causal.call = make_device_call(call);
@@ -167,7 +168,7 @@ void run(const Call& call) {
   plan.width = std::max(p.dim, p.dim_v) <= 64 ? 64 : 128;
   plan.pieces = has_pieces(p);
   plan.jobs = causal.call.sequences.q_job_limit;
-  launch_causal_forward(causal, plan);
+  (p.op == Op::forward ? launch_causal_forward : launch_causal_backward)(causal, plan);
   Call again = call;
   again.workspace = call.workspace + flag_bytes(p);
   run_plain_heads(again, causal.flags);

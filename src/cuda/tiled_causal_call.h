@@ -28,6 +28,7 @@ struct CausalCall {
   float* delta = nullptr;
   float* diag_mass = nullptr;  // log2 of the row's mass in its block
   float* diag_delta = nullptr;
+  float* diag_weight = nullptr;
   std::int64_t rows = 0;
   // [1 + sequences * heads_k]: whether any head, and which, is out of reach of these kernels.
   std::uint32_t* flags = nullptr;
@@ -85,6 +86,13 @@ __device__ inline CausalPiece find_causal_piece(const DeviceCall& call) {
   piece.count = static_cast<int>(min(left, std::int64_t{1} << kCausalPieceLog2));
   if (place.s >= 0 && (piece.first || left > 0)) piece.s = place.s;
   return piece;
+}
+
+// Of the first row of a piece in CausalCall::inverse and the like, for a query head.
+__device__ inline std::int64_t statistics_at(const CausalCall& causal, const CausalPiece& piece,
+                                             std::int64_t head) {
+  return head * causal.rows + piece.sequence.batch * causal.call.sequences.tokens +
+         piece.sequence.q_begin + piece.begin;
 }
 
 struct CausalPlan {

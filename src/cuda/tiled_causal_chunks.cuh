@@ -97,6 +97,30 @@ __device__ inline void write_exponentials(unsigned char* to, const unsigned char
   }
 }
 
+// 16 rows of q become Ea; nothing past dim.
+template <int kDim>
+__device__ inline void row_exponentials(RowOperand<kDim>& x, float scale, int dim) {
+#pragma unroll
+  for (int step = 0; step < kDim / 16; ++step) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x[step][i] = 16 * step + 8 * (i >> 1) < dim ? exponentials(x[step][i], scale) : 0;
+    }
+  }
+}
+
+// The masked 16 x 16 part of a product of rows and keys on the diagonal of a chunk.
+__device__ inline void mask_diagonal(float (&x)[2][4]) {
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (8 * n + 2 * t + (i & 1) > g + 8 * (i >> 1)) x[n][i] = 0;
+    }
+  }
+}
+
 // rows += x^T y of a chunk, and their masses: x^T 1.
 template <int kDim>
 __device__ inline void add_chunk(ChannelRows<kDim>& rows, const unsigned char* x_tile,
@@ -108,6 +132,30 @@ __device__ inline void add_chunk(ChannelRows<kDim>& rows, const unsigned char* x
     std::uint32_t a[4];
     load_channels<kDim>(a, x_tile, 16 * warp, step);
     mma(rows.mass, a, ones, ones);
+    multiply_by_tile<kDim>(rows.values, a, y_tile, 16 * step, 0);
+  }
+}
+
+// The same with masses x^T y for a vector of f32, in two parts (ChannelRows::fold_mass).
+template <int kDim>
+__device__ inline void add_chunk(ChannelRows<kDim>& rows, const unsigned char* x_tile,
+                                 const unsigned char* y_tile, const float* vector) {
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+#pragma unroll
+  for (int step = 0; step < kChunk / 16; ++step) {
+    std::uint32_t a[4], b[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float2 x = *reinterpret_cast<const float2*>(vector + 16 * step + 8 * i + 2 * t);
+      b[i] = pack<Bf16>(x.x, x.y);
+      if (g == 1) {
+        const float2 high = unpack<Bf16>(b[i]);
+        b[i] = pack<Bf16>(x.x - high.x, x.y - high.y);
+      }
+      if (g > 1) b[i] = 0;
+    }
+    load_channels<kDim>(a, x_tile, 16 * warp, step);
+    mma(rows.mass, a, b[0], b[1]);
     multiply_by_tile<kDim>(rows.values, a, y_tile, 16 * step, 0);
   }
 }

@@ -18,30 +18,6 @@ struct CausalForwardShape : CausalShape<kDim> {
       kStages * kStageBytes + Base::kTileBytes + Base::kStateBytes + kDim * 2;
 };
 
-// 16 rows of q become Ea; nothing past dim.
-template <int kDim>
-__device__ inline void row_exponentials(RowOperand<kDim>& x, float scale, int dim) {
-#pragma unroll
-  for (int step = 0; step < kDim / 16; ++step) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      x[step][i] = 16 * step + 8 * (i >> 1) < dim ? exponentials(x[step][i], scale) : 0;
-    }
-  }
-}
-
-// The masked 16 x 16 part of a product of rows and keys on the diagonal of a chunk.
-__device__ inline void mask_diagonal(float (&x)[2][4]) {
-  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-#pragma unroll
-  for (int n = 0; n < 2; ++n) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (8 * n + 2 * t + (i & 1) > g + 8 * (i >> 1)) x[n][i] = 0;
-    }
-  }
-}
-
 // Numerators and masses (in [0] and [2]) of 16 rows of a chunk.
 template <int kDim>
 __device__ inline void add_rows(float (&acc)[CausalShape<kDim>::kPart / 8][4], float (&mass)[4],

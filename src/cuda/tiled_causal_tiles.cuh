@@ -13,13 +13,6 @@ namespace lln::cuda {
 // masses and their inverses far from the ends of f32 and bf16.
 inline constexpr float kLargestModerate = 48;
 
-__device__ inline void load_matrices(std::uint32_t (&x)[4], std::uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(address)
-               : "memory");
-}
-
 // 16 rows as a left operand: [step of 16 channels][row g, row g + 8, the same 8 channels on].
 template <int kWidth>
 using RowOperand = std::uint32_t[kWidth / 16][4];
@@ -37,6 +30,22 @@ template <int kWidth>
 __device__ inline void load_left(RowOperand<kWidth>& x, const unsigned char* tile, int first) {
 #pragma unroll
   for (int step = 0; step < kWidth / 16; ++step) load_left<kWidth>(x[step], tile, first, step);
+}
+
+// 64 channels of 16 rows back into a tile.
+template <int kWidth>
+__device__ inline void write_left(unsigned char* tile, const RowOperand<64>& x, int first,
+                                  int channel) {
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int piece = channel / 8 + 2 * step + (i >> 1);
+      *reinterpret_cast<std::uint32_t*>(tile + tile_offset<kWidth>(first + g + 8 * (i & 1), piece) +
+                                        4 * t) = x[step][i];
+    }
+  }
 }
 
 __device__ inline void mma(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
@@ -100,9 +109,7 @@ __device__ inline std::uint32_t exponentials(std::uint32_t word, float scale) {
 // The largest |x| of the numbers shown to it; NaN where one of them is.
 class Largest {
  public:
-  __device__ void see(std::uint32_t word) {
-    asm("{.reg .b32 x; abs.bf16x2 x, %1; max.NaN.bf16x2 %0, %0, x;}" : "+r"(top_) : "r"(word));
-  }
+  __device__ void see(std::uint32_t word) { top_ = larger_magnitudes(top_, word); }
   __device__ bool at_most(float limit) const {
     const float2 top = unpack<Bf16>(top_);
     return top.x <= limit && top.y <= limit;
@@ -184,6 +191,15 @@ struct ChannelRows {
         *reinterpret_cast<float2*>(row + 8 * n + 2 * t) = {values[n][2 * half],
                                                            values[n][2 * half + 1]};
       }
+    }
+  }
+
+  // Where columns 0 and 1 hold two parts of a sum: it becomes column 0.
+  __device__ void fold_mass() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      mass[2 * half] += mass[2 * half + 1];
+      mass[2 * half + 1] = 0;
     }
   }
 
