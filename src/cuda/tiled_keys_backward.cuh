@@ -12,12 +12,12 @@ namespace lln::cuda {
 // Wide heads share their matrices among more warps.
 template <int kDim>
 inline constexpr int kKeysBackwardThreads = kDim <= 64 ? 128 : 256;
-template <int kDim>
-inline constexpr int kKeysBackwardStages = kDim <= 64 ? 3 : 2;
+template <int kDim, class T>
+using KeySource = RowSource<kDim, 2, T>;
 template <int kDim>
 inline constexpr int kKeysBackwardShared =
     2 * kOperandBytes<kDim, kDim> + 3 * kDim * 4 +
-    kKeysBackwardThreads<kDim> / 32 * kKeysBackwardStages<kDim> * 2 * 16 * kDim * 2;
+    kKeysBackwardThreads<kDim> / 32 * 2 * KeySource<kDim, Bf16>::kBytes;
 
 // f16 cannot hold weights of one in a million nor sums over as many rows: weights are kept times
 // 2^15 (they are at most 1) and dC times a power of two that makes its largest entry about 1.
@@ -150,13 +150,13 @@ struct KeyGradients {
   }
 
   __device__ void of_keys(float (&acc)[kDim / 8][4], const RowWords<kDim>& kn,
-                          const unsigned char* v_tile, int row) const {
+                          const RowWords<kDim>& v, int row) const {
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) acc[n][i] = 0;
     }
-    multiply_rows<T, kDim, kDim>(acc, v_tile, 0, dc_transposed);
+    multiply<T, kDim, kDim>(acc, v, dc_transposed);
     const int t = threadIdx.x & 3;
 #pragma unroll
     for (int group = 0; group < kDim / 32; ++group) {
@@ -177,7 +177,7 @@ struct KeyGradients {
 };
 
 template <class T, int kDim>
-__global__ void __launch_bounds__(kKeysBackwardThreads<kDim>, kDim <= 64 ? 3 : 1)
+__global__ void __launch_bounds__(kKeysBackwardThreads<kDim>, kDim <= 64 ? 4 : 1)
     keys_backward(const __grid_constant__ TiledCall tiled) {
   constexpr int kWarps = kKeysBackwardThreads<kDim> / 32;
   extern __shared__ __align__(128) unsigned char shared[];
@@ -199,23 +199,13 @@ __global__ void __launch_bounds__(kKeysBackwardThreads<kDim>, kDim <= 64 ? 3 : 1
   const T* const v = rows_of(call.v);
   T* const dk = rows_of(call.dk);
   T* const dv = rows_of(call.dv);
-  constexpr int kStep = 16 * kWarps, kStages = kKeysBackwardStages<kDim>;
-  using Ring = RowRing<kDim, kStages, T>;
+  constexpr int kStep = 16 * kWarps;
+  using Source = KeySource<kDim, T>;
   const int warp = static_cast<int>(threadIdx.x) >> 5;
   unsigned char* const rings =
-      reinterpret_cast<unsigned char*>(t_sums + kDim) + 2 * warp * Ring::kBytes;
-  const Ring k_ring(rings, k, call.k.token, rows.count, dim);
-  const Ring v_ring(rings + Ring::kBytes, v, call.v.token, rows.count, dim_v);
-  const int tiles = (rows.count - 16 * warp + kStep - 1) / kStep;
-  const auto start = [&](int tile) {
-    if (tile < tiles) {
-      k_ring.start(tile % kStages, 16 * warp + tile * kStep);
-      v_ring.start(tile % kStages, 16 * warp + tile * kStep);
-    }
-    copy_commit();
-  };
-#pragma unroll
-  for (int tile = 0; tile < kStages - 1; ++tile) start(tile);
+      reinterpret_cast<unsigned char*>(t_sums + kDim) + 2 * warp * Source::kBytes;
+  Source k_rows(rings, k, call.k.token, 16 * warp, kStep, rows.count, dim);
+  Source v_rows(rings + Source::kBytes, v, call.v.token, 16 * warp, kStep, rows.count, dim_v);
   wait_for_previous();
   let_next_start();
   const float* const sums = tiled.grads.values_at(rows.s, rows.head);
@@ -250,17 +240,14 @@ __global__ void __launch_bounds__(kKeysBackwardThreads<kDim>, kDim <= 64 ? 3 : 1
   const KeyGradients<T, kDim> gradients{
       dc,      dc_transposed, added, t_sums, call.sequences, seq,
       rows.begin, beta * kLog2E, shift, unfactor, folded};
-  for (int tile = 0; tile < tiles; ++tile) {
-    copy_wait<kStages - 2>();
-    __syncwarp();
-    start(tile + kStages - 1);
-    const int row = 16 * warp + tile * kStep;
-    RowWords<kDim> kn;
-    k_ring.read(kn, tile % kStages);
+  for (int row = 16 * warp; row < rows.count; row += kStep) {
+    RowWords<kDim> kn, values;
+    k_rows.take(kn);
+    v_rows.take(values);
     float acc[kDim / 8][4] = {};
     gradients.of_values(acc, kn, row);
     store_rows<kDim>(dv, call.dv.token, row, rows.count, dim_v, acc);
-    gradients.of_keys(acc, kn, v_ring.tile(tile % kStages), row);
+    gradients.of_keys(acc, kn, values, row);
     store_rows<kDim>(dk, call.dk.token, row, rows.count, dim, acc);
   }
 }

@@ -207,7 +207,7 @@ TiledWork prepare_tiled(const Call& call) {
     plan.key_rows_jobs = tiled.call.sequences.k_job_limit;
   } else {
     tiled.key_rows_piece_log2 =
-        longest_piece_log2(p, p.batch * p.heads_k * p.tokens_k, tiled_width(p) <= 64 ? 3 : 1);
+        longest_piece_log2(p, p.batch * p.heads_k * p.tokens_k, tiled_width(p) <= 64 ? 4 : 1);
     plan.key_rows_jobs = p.batch * (((p.tokens_k - 1) >> tiled.key_rows_piece_log2) + 1);
   }
   plan.stream = static_cast<cudaStream_t>(call.stream);

@@ -11,12 +11,11 @@ inline constexpr int kRowsThreads = 128;
 
 inline constexpr int kRowsWarps = kRowsThreads / 32;
 
-// Tiles of q that a warp has under way and in use.
-template <int kDim>
-inline constexpr int kRowsStages = kDim <= 64 ? 4 : kDim == 128 ? 3 : 2;
+template <int kDim, class T>
+using QuerySource = RowSource<kDim, kDim <= 128 ? 3 : 2, T>;
 template <int kDim>
 inline constexpr int kRowsShared = kOperandBytes<kDim, kDim> + sizeof(RowExponents<kDim>) +
-                                   kRowsWarps * kRowsStages<kDim> * 16 * kDim * 2;
+                                   kRowsWarps * QuerySource<kDim, Bf16>::kBytes;
 
 // Which rows a block takes.
 struct RowPiece {
@@ -93,7 +92,7 @@ template <class T, int kDim>
 __global__ void __launch_bounds__(kRowsThreads, kDim <= 64 ? 4 : kDim == 128 ? 2 : 1)
     rows_forward(const __grid_constant__ TiledCall tiled) {
   using Walk = RowWalk<T, kDim>;
-  constexpr int kStep = 16 * kRowsWarps, kStages = kRowsStages<kDim>;
+  constexpr int kStep = 16 * kRowsWarps;
   extern __shared__ __align__(128) unsigned char shared[];
   uint4* const operand = reinterpret_cast<uint4*>(shared);
   auto& exponents = *reinterpret_cast<RowExponents<kDim>*>(shared + kOperandBytes<kDim, kDim>);
@@ -103,16 +102,9 @@ __global__ void __launch_bounds__(kRowsThreads, kDim <= 64 ? 4 : kDim == 128 ? 2
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
   const T* const q = piece.rows<T>(call.q);
   const int warp = static_cast<int>(threadIdx.x) >> 5;
-  using Ring = RowRing<kDim, kStages, T>;
-  const Ring ring(reinterpret_cast<unsigned char*>(&exponents + 1) + warp * Ring::kBytes, q,
-                  call.q.token, piece.count, dim);
-  const int tiles = (piece.count - 16 * warp + kStep - 1) / kStep;
-  const auto start = [&](int tile) {
-    if (tile < tiles) ring.start(tile % kStages, 16 * warp + tile * kStep);
-    copy_commit();
-  };
-#pragma unroll
-  for (int tile = 0; tile < kStages - 1; ++tile) start(tile);
+  using Source = QuerySource<kDim, T>;
+  Source source(reinterpret_cast<unsigned char*>(&exponents + 1) + warp * Source::kBytes, q,
+                call.q.token, 16 * warp, kStep, piece.count, dim);
   wait_for_previous();
   let_next_start();
 
@@ -138,14 +130,10 @@ __global__ void __launch_bounds__(kRowsThreads, kDim <= 64 ? 4 : kDim == 128 ? 2
                   dim_v,
                   scale_at(call.alpha, piece.s, piece.head) * kLog2E,
                   taken_out};
-  for (int tile = 0; tile < tiles; ++tile) {
-    copy_wait<kStages - 2>();
-    __syncwarp();
-    start(tile + kStages - 1);
+  for (int row = 16 * warp; row < piece.count; row += kStep) {
     RowWords<kDim> e;
     float sum[4] = {};
-    ring.read(e, tile % kStages);
-    const int row = 16 * warp + tile * kStep;
+    source.take(e);
     if constexpr (std::is_same_v<T, Bf16>) {
       moderate_weights<T, kDim>(e, walk.scale);
       multiply_vector<T, kDim>(sum, e, exponents.packed_w);

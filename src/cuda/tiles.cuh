@@ -59,6 +59,64 @@ __device__ inline void read_rows(RowWords<kWidth>& x, const unsigned char* tile,
   }
 }
 
+template <int kWidth>
+__device__ inline void copy_rows(RowWords<kWidth>& to, const RowWords<kWidth>& from) {
+#pragma unroll
+  for (int group = 0; group < kWidth / 32; ++group) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) to[group][i / 4][i % 4] = from[group][i / 4][i % 4];
+  }
+}
+
+// Rows of a tensor that a warp takes 16 at a time, the next ones already on their way to registers.
+// Rows past the last one are the last one again, channels past `dim` are channels from 0 on: what
+// they are multiplied with is 0.
+template <int kWidth, class T>
+class RowsAhead {
+ public:
+  static constexpr int kBytes = 0;  // of shared memory
+
+  __device__ RowsAhead(unsigned char*, const T* rows, std::int64_t stride, int first, int step,
+                       int count, int dim)
+      : stride_(stride), row_(first + (threadIdx.x & 31) / 4), step_(step), count_(count) {
+    const int t = threadIdx.x & 3;
+    rows_ = rows;
+#pragma unroll
+    for (int group = 0; group < kWidth / 32; ++group) {
+      offset_[group] = 32 * group + 8 * t < dim ? 32 * group + 8 * t : 0;
+    }
+    load();
+  }
+
+  __device__ void take(RowWords<kWidth>& x) {
+    copy_rows<kWidth>(x, next_);
+    row_ += step_;
+    if (row_ - static_cast<int>((threadIdx.x & 31) / 4) < count_) load();
+  }
+
+ private:
+  __device__ void load() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const T* const from = rows_ + min(row_ + 8 * half, count_ - 1) * stride_;
+#pragma unroll
+      for (int group = 0; group < kWidth / 32; ++group) {
+        const uint4 words = *reinterpret_cast<const uint4*>(from + offset_[group]);
+        next_[group][half][0] = words.x;
+        next_[group][half][1] = words.y;
+        next_[group][half][2] = words.z;
+        next_[group][half][3] = words.w;
+      }
+    }
+  }
+
+  const T* rows_;
+  std::int64_t stride_;
+  int row_, step_, count_;
+  int offset_[kWidth / 32];
+  RowWords<kWidth> next_;
+};
+
 // Rows of a tensor that a warp takes 16 at a time, on their way through a ring of tiles in shared
 // memory that belongs to the warp alone: enough bytes are under way at any time, whatever the warp
 // is computing, and no register holds them.
@@ -68,8 +126,9 @@ class RowRing {
   static constexpr int kTileBytes = 16 * kWidth * 2;
   static constexpr int kBytes = kStages * kTileBytes;
 
-  __device__ RowRing(unsigned char* ring, const T* rows, std::int64_t stride, int count, int dim)
-      : ring_(ring), stride_(stride), count_(count) {
+  __device__ RowRing(unsigned char* ring, const T* rows, std::int64_t stride, int first, int step,
+                     int count, int dim)
+      : ring_(ring), stride_(stride), first_(first), step_(step), count_(count) {
     const int lane = threadIdx.x & 31, piece = lane % kPieces;
     there_ = 8 * piece < dim;
     rows_ = rows + (there_ ? 8 * piece : 0);
@@ -78,6 +137,24 @@ class RowRing {
     for (int i = 0; i < kTurns; ++i) {
       to_[i] = shared_address(ring) + tile_offset<kWidth>(row_ + i * kStep, piece);
     }
+#pragma unroll
+    for (int i = 0; i < kStages - 1; ++i) start_next();
+  }
+
+  __device__ void take(RowWords<kWidth>& x) {
+    copy_wait<kStages - 2>();
+    __syncwarp();
+    start_next();
+    read_rows<kWidth>(x, ring_ + taken_ * kTileBytes, 0);
+    taken_ = taken_ + 1 == kStages ? 0 : taken_ + 1;
+  }
+
+ private:
+  __device__ void start_next() {
+    if (first_ < count_) start(started_, first_);
+    first_ += step_;
+    started_ = started_ + 1 == kStages ? 0 : started_ + 1;
+    copy_commit();
   }
 
   // Rows from `first` on into a slot; those past the last one are the last one again, channels past
@@ -94,12 +171,6 @@ class RowRing {
     }
   }
 
-  __device__ const unsigned char* tile(int slot) const { return ring_ + slot * kTileBytes; }
-  __device__ void read(RowWords<kWidth>& x, int slot) const {
-    read_rows<kWidth>(x, ring_ + slot * kTileBytes, 0);
-  }
-
- private:
   static constexpr int kPieces = kWidth / 8, kStep = 32 / kPieces;  // rows of one instruction
   static constexpr int kTurns = kStep < 8 ? 8 / kStep : 1;  // until the permutation repeats
   static_assert(kPieces <= 32);
@@ -107,19 +178,17 @@ class RowRing {
   unsigned char* ring_;
   const T* rows_;
   std::int64_t stride_;
-  int count_, row_;
+  int first_, step_, count_, row_;
+  int started_ = 0, taken_ = 0;  // slots
   bool there_;
   std::uint32_t to_[kTurns];
 };
 
-template <int kWidth>
-__device__ inline void copy_rows(RowWords<kWidth>& to, const RowWords<kWidth>& from) {
-#pragma unroll
-  for (int group = 0; group < kWidth / 32; ++group) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) to[group][i / 4][i % 4] = from[group][i / 4][i % 4];
-  }
-}
+// Narrow rows fit into registers on their way, and reading them again from shared memory would cost
+// more than it hides; wide ones do not.
+template <int kWidth, int kStages, class T>
+using RowSource =
+    std::conditional_t<kWidth <= 64, RowsAhead<kWidth, T>, RowRing<kWidth, kStages, T>>;
 
 template <int kWidth>
 __device__ inline void write_rows(unsigned char* tile, int first, const RowWords<kWidth>& x) {
