@@ -31,6 +31,7 @@ std::vector<Kernel> cuda_forward_kernels() {
 std::vector<Kernel> cuda_backward_kernels() {
   std::vector<Kernel> list;
   add(list, cuda::tiled_backward_kernels());
+  add(list, cuda::tiled_diag_backward_kernels());
   add(list, cuda::plain_backward_kernels());
   return list;
 }
