@@ -93,11 +93,23 @@ __device__ inline void copy_async(std::uint32_t to, const void* from, bool valid
                "r"(valid ? 16 : 0)
                : "memory");
 }
+// The same for one number.
+__device__ inline void copy_async(float* to, const float* from, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(valid ? 4 : 0)
+               : "memory");
+}
 __device__ inline void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most kPending of this thread's groups are under way.
 template <int kPending>
 __device__ inline void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Waits for `threads` threads of the block, whole warps that name the same barrier; 0 is that of
+// __syncthreads().
+__device__ inline void meet(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 // A tile in shared memory: rows of kWidth 16-bit numbers, whose 16-byte pieces are permuted so that

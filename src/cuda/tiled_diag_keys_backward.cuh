@@ -32,13 +32,6 @@ struct DiagKeysBackwardShape {
   static constexpr int kShared = kLln ? kVectorsAt + 3 * kDim * 4 : kSumsAt;
 };
 
-// 4 bytes from global to shared memory, or zero.
-__device__ inline void copy_float(float* to, const float* from, bool valid) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from),
-               "r"(valid ? 4 : 0)
-               : "memory");
-}
-
 // A tile [channel, column] whose rows are in direct order: row 8 n + g is the channel of column g
 // of the n-th result. Its product with weights of keys and that of values with its transpose both
 // read it as it is.
@@ -149,7 +142,7 @@ struct DiagKeyGradients {
         words[0].put(split, split.half * kSteps + i, p[i]);
         words[1].put(split, split.half * kSteps + i, ds[i]);
       }
-      split.meet();
+      split.join();
 #pragma unroll
       for (int step = 0; step < kDiagTile / 16; ++step) {
         std::uint32_t a[4];
@@ -296,13 +289,13 @@ struct HeadRows {
     const int i = static_cast<int>(threadIdx.x), row = step.key + i % kDiagTile;
     const bool there = row < step.key_end;
     if (i < kDiagTile) {
-      copy_float(statistics.mass + i, there ? mass + row : mass, there);
+      copy_async(statistics.mass + i, there ? mass + row : mass, there);
       if (weight.at != nullptr) {
-        copy_float(statistics.weight + i, there ? weight.at + (begin + row) * weight.stride : mass,
+        copy_async(statistics.weight + i, there ? weight.at + (begin + row) * weight.stride : mass,
                    there);
       }
     } else if (i < 2 * kDiagTile) {
-      copy_float(statistics.delta + i - kDiagTile, there ? delta + row : delta, there);
+      copy_async(statistics.delta + i - kDiagTile, there ? delta + row : delta, there);
     }
   }
 };

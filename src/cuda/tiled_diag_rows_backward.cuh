@@ -100,7 +100,7 @@ struct DiagRowGradients {
         shares[split.half * kDiagTile + row] = {top[0], mass[0], dot[0]};
         shares[split.half * kDiagTile + row + 8] = {top[1], mass[1], dot[1]};
       }
-      split.meet();
+      split.join();
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const SharedRow low = shares[row + 8 * half], high = shares[kDiagTile + row + 8 * half];
@@ -164,7 +164,7 @@ struct DiagRowGradients {
     } else {
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) words.put(split, split.half * kSteps + i, ds[i]);
-      split.meet();
+      split.join();
 #pragma unroll
       for (int i = 0; i < kDiagTile / 16; ++i) {
         std::uint32_t a[4];
@@ -230,12 +230,12 @@ struct LlnRowGradients {
   __device__ void join(const Split& split, float& low, float& high) const {
     if constexpr (Split::kWarps > 1) {
       const int lane = threadIdx.x & 31, row = split.first_row() + (lane >> 2);
-      split.meet();  // what was there has been read
+      split.join();  // what was there has been read
       if ((lane & 3) == 0) {
         shares[split.half * kDiagTile + row].dot = low;
         shares[split.half * kDiagTile + row + 8].dot = high;
       }
-      split.meet();
+      split.join();
       low = shares[row].dot + shares[kDiagTile + row].dot;
       high = shares[row + 8].dot + shares[kDiagTile + row + 8].dot;
     }

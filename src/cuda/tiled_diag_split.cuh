@@ -28,10 +28,8 @@ struct DiagSplit {
   // Where the rows begin that this warp takes of the other tile.
   __device__ int scored() const { return half * kScored; }
   // Waits for the other warp of the group.
-  __device__ void meet() const {
-    if constexpr (kWarps > 1) {
-      asm volatile("bar.sync %0, 64;" ::"r"(group + 1) : "memory");
-    }
+  __device__ void join() const {
+    if constexpr (kWarps > 1) meet(group + 1, 32 * kWarps);
   }
 };
 
