@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "cuda/device.h"
 #include "cuda/tiled_diag_launch.h"
 #include "cuda/tiled_plan.h"
 
@@ -24,6 +25,11 @@ std::string refusal(const Problem& p) {
   if (std::max(p.dim, p.dim_v) > kTiledDiagWidth) {
     return "takes dim and dim_v up to " + std::to_string(kTiledDiagWidth);
   }
+  // Its tiles take more shared memory than others have.
+  if (p.op == Op::backward && tiled_width(p) == 128 && p.device.kind == DeviceKind::cuda &&
+      compute_capability(p.device.index) < 90) {
+    return "takes gradients of dim and dim_v above 64 from compute capability 9.0 on";
+  }
   if (block_of(p) > kMostBlock) return "takes blocks up to " + std::to_string(kMostBlock);
   return tiled_refusal(p);
 }
@@ -38,12 +44,16 @@ void run(const Call& call) {
     (bf16 ? kTiledBf16 : kTiledF16).state(work.tiled, work.plan);
   }
   const TiledDiagLaunches& launches = bf16 ? kTiledDiagBf16 : kTiledDiagF16;
-  launches.forward(work.tiled, work.plan);
+  (p.op == Op::backward ? launches.backward : launches.forward)(work.tiled, work.plan);
 }
 
 }  // namespace
 
 std::vector<Kernel> tiled_diag_forward_kernels() {
+  return {{"cuda-tiled-diag", refusal, tiled_bytes, run}};
+}
+
+std::vector<Kernel> tiled_diag_backward_kernels() {
   return {{"cuda-tiled-diag", refusal, tiled_bytes, run}};
 }
 

@@ -10,5 +10,6 @@
 namespace lln::cuda {
 
 std::vector<Kernel> tiled_diag_forward_kernels();
+std::vector<Kernel> tiled_diag_backward_kernels();
 
 }  // namespace lln::cuda

@@ -4,6 +4,7 @@
 
 namespace lln::cuda {
 
-const TiledDiagLaunches kTiledDiagBf16 = {diag_forward_of_width<Bf16>};
+const TiledDiagLaunches kTiledDiagBf16 = {diag_forward_of_width<Bf16>,
+                                          diag_backward_of_width<Bf16>};
 
 }  // namespace lln::cuda

@@ -4,6 +4,6 @@
 
 namespace lln::cuda {
 
-const TiledDiagLaunches kTiledDiagF16 = {diag_forward_of_width<F16>};
+const TiledDiagLaunches kTiledDiagF16 = {diag_forward_of_width<F16>, diag_backward_of_width<F16>};
 
 }  // namespace lln::cuda

@@ -2,8 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/tiled_diag_keys_backward.cuh"
 #include "cuda/tiled_diag_launch.h"
 #include "cuda/tiled_diag_rows.cuh"
+#include "cuda/tiled_diag_rows_backward.cuh"
 #include "cuda/tiled_launch.cuh"
 
 namespace lln::cuda {
@@ -12,6 +14,22 @@ template <class T, int kDim, bool kLln>
 void launch_diag_forward(const TiledCall& tiled, const TiledPlan& plan) {
   launch("rows_diag_forward", rows_diag_forward<T, kDim, kLln>, plan.row_jobs * tiled.call.heads,
          kDiagThreads, DiagForwardShape<kDim, kLln>::kShared, plan.stream, tiled);
+}
+
+template <class T, int kDim, bool kLln>
+void launch_diag_backward(const TiledCall& tiled, const TiledPlan& plan) {
+  using RowsShape = DiagRowsBackwardShape<kDim, kLln>;
+  using KeysShape = DiagKeysBackwardShape<kDim, kLln>;
+  constexpr int kThreads = DiagSplit<kDim>::kThreads;
+  const DeviceCall& call = tiled.call;
+  const bool several = kDiagTile % call.diag_block != 0;
+  launch(
+      "rows_diag_backward",
+      several ? rows_diag_backward<T, kDim, kLln, true> : rows_diag_backward<T, kDim, kLln, false>,
+      plan.row_jobs * call.heads, kThreads, RowsShape::kShared, plan.stream, tiled);
+  if (kLln) launch_join_rows(tiled, plan.stream);
+  launch("keys_diag_backward", keys_diag_backward<T, kDim, kLln>, plan.key_rows_jobs * call.heads_k,
+         kThreads, KeysShape::kShared, plan.stream, tiled);
 }
 
 // Calls body.operator()<kDim, kLln>().
@@ -32,6 +50,12 @@ template <class T>
 void diag_forward_of_width(const TiledCall& tiled, const TiledPlan& plan) {
   with_diag_shape(tiled, plan,
                   [&]<int kDim, bool kLln>() { launch_diag_forward<T, kDim, kLln>(tiled, plan); });
+}
+
+template <class T>
+void diag_backward_of_width(const TiledCall& tiled, const TiledPlan& plan) {
+  with_diag_shape(tiled, plan,
+                  [&]<int kDim, bool kLln>() { launch_diag_backward<T, kDim, kLln>(tiled, plan); });
 }
 
 }  // namespace lln::cuda

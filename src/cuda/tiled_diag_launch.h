@@ -11,6 +11,7 @@ inline constexpr std::int64_t kTiledDiagWidth = 128;  // the largest of kTiledWi
 // (c, C) must have been launched before these.
 struct TiledDiagLaunches {
   void (*forward)(const TiledCall&, const TiledPlan&);
+  void (*backward)(const TiledCall&, const TiledPlan&);
 };
 
 extern const TiledDiagLaunches kTiledDiagBf16;

@@ -139,9 +139,9 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
   const T* const q = piece.rows.template rows<T>(call.q);
   T* const o = piece.rows.template rows<T>(call.o);
   const int lane = threadIdx.x & 31, warp_row = 16 * (static_cast<int>(threadIdx.x) >> 5);
-  const DiagKeys<T, kDim> keys(call, piece.rows);
+  const auto keys = keys_of<T, kDim, kDiagThreads>(call, piece.rows);
   const auto start = [&](const DiagStep& step, unsigned char* stage) {
-    keys.start(call.sequences, piece, step, stage, stage + Shape::kTileBytes);
+    start_keys(keys, call.sequences, piece, step, stage);
     copy_commit();
   };
   DiagStep ahead;

@@ -31,35 +31,40 @@ struct DiagPiece {
   }
 };
 
+// Cuts `rows`, which are tokens begin .. + count of `tokens`, into tiles; they see tokens of the
+// same sequence from its first valid key up to `seen_end`.
+__device__ inline DiagPiece cut_piece(const DeviceCall& call, const RowPiece& rows,
+                                      std::int64_t tokens, std::int64_t seen_end) {
+  DiagPiece piece;
+  piece.rows = rows;
+  // Borders between pieces move up to the next border of a tile.
+  const std::int64_t key_first = rows.sequence.key_first;
+  const int shift = static_cast<int>(key_first % kDiagTile);
+  const bool last = rows.begin + rows.count >= tokens;
+  const std::int64_t end = last ? tokens : min(rows.begin + rows.count + shift, tokens);
+  const std::int64_t begin = rows.begin == 0 ? 0 : min(rows.begin + shift, tokens);
+  piece.rows.begin = begin;
+  const int count = static_cast<int>(end - begin);
+  piece.rows.count = count;
+  piece.lead = begin == 0 && shift > 0 ? kDiagTile - shift : 0;
+  piece.tiles = (count + piece.lead + kDiagTile - 1) / kDiagTile;
+  piece.block = static_cast<int>(call.diag_block);
+  piece.seeing =
+      static_cast<int>(min(max(std::int64_t{0}, key_first - begin), std::int64_t{count}));
+  const std::int64_t before = max(std::int64_t{0}, begin - key_first);
+  const std::int64_t inside = before <= 0xFFFFFFFFLL ? static_cast<std::uint32_t>(before) %
+                                                           static_cast<std::uint32_t>(piece.block)
+                                                     : before % piece.block;
+  piece.block_begin = piece.seeing - static_cast<int>(inside);
+  piece.key_end = static_cast<int>(max(std::int64_t{piece.block_begin},
+                                       min(seen_end - begin, std::int64_t{count} + piece.block)));
+  return piece;
+}
+
 // One block per row job and query head. rows.s is -1 where there is no such job.
 __device__ inline DiagPiece find_diag_rows(const DeviceCall& call) {
-  DiagPiece piece;
-  piece.rows = find_rows(call);
-  const DeviceSequence& seq = piece.rows.sequence;
-  // Borders between pieces move up to the next border of a tile.
-  const int shift = static_cast<int>(seq.key_first % kDiagTile);
-  const bool first = piece.rows.begin == 0;
-  const bool last = piece.rows.begin + piece.rows.count >= seq.q_tokens;
-  const std::int64_t end =
-      last ? seq.q_tokens : min(piece.rows.begin + piece.rows.count + shift, seq.q_tokens);
-  if (!first) piece.rows.begin = min(piece.rows.begin + shift, seq.q_tokens);
-  const std::int64_t begin = piece.rows.begin;
-  piece.rows.count = static_cast<int>(end - begin);
-  piece.lead = first && shift > 0 ? kDiagTile - shift : 0;
-  piece.tiles = (piece.rows.count + piece.lead + kDiagTile - 1) / kDiagTile;
-  piece.block = static_cast<int>(call.diag_block);
-  const std::int64_t before = max(std::int64_t{0}, begin - seq.key_first);
-  piece.seeing = static_cast<int>(
-      min(max(std::int64_t{0}, seq.key_first - begin), std::int64_t{piece.rows.count}));
-  const auto inside = before <= 0xFFFFFFFFLL
-                          ? static_cast<int>(static_cast<std::uint32_t>(before) %
-                                             static_cast<std::uint32_t>(piece.block))
-                          : static_cast<int>(before % piece.block);
-  piece.block_begin = piece.seeing - inside;
-  piece.key_end =
-      static_cast<int>(max(std::int64_t{piece.block_begin},
-                           min(seq.key_end - begin, std::int64_t{piece.rows.count} + piece.block)));
-  return piece;
+  const RowPiece rows = find_rows(call);
+  return cut_piece(call, rows, rows.sequence.q_tokens, rows.sequence.key_end);
 }
 
 // A tile of keys that a tile of rows is taken against. Every tile of rows has at least one step,
@@ -73,6 +78,7 @@ struct DiagStep {
   __device__ bool opens() const { return key == key_begin && sweep == 0; }
   __device__ bool has_keys() const { return key < key_end; }
   __device__ bool last_keys() const { return key + kDiagTile >= key_end; }
+  __device__ bool several() const { return key_begin + kDiagTile < key_end; }
 
   __device__ void open(const DiagPiece& piece) {
     key_begin = key_end = key = 0;
@@ -82,11 +88,11 @@ struct DiagStep {
     const int stop = piece.block % kDiagTile == 0 ? key_begin : piece.block_of(end - 1);
     key_end = min(stop + piece.block, piece.key_end);
   }
-  // Goes over the keys of a tile of rows `sweeps` times where they are more than one tile.
+  // Goes over the keys of a tile of rows `sweeps` times.
   __device__ void next(const DiagPiece& piece, int sweeps) {
     if (!last_keys()) {
       key += kDiagTile;
-    } else if (sweep + 1 < sweeps && key != key_begin) {
+    } else if (sweep + 1 < sweeps) {
       ++sweep;
       key = key_begin;
     } else {
@@ -117,46 +123,55 @@ __device__ inline std::uint64_t seen_keys(const DiagPiece& piece, const DiagStep
   return valid & low_bits(begin + piece.block) & ~low_bits(begin);
 }
 
-// Starts copying the keys and values of a step into two tiles.
-template <class T, int kDim>
-struct DiagKeys {
+// Two tensors whose tiles are copied together: k and v, or q and g.
+template <class T, int kDim, int kThreads>
+struct TilePair {
   static constexpr int kTileBytes = kDiagTile * kDim * 2;
 
-  const T *k, *v;  // of the first row
-  std::int64_t k_stride, v_stride;
-  int dim, dim_v;
+  const T *x, *y;
+  std::int64_t x_stride, y_stride;
+  int x_dim, y_dim;
 
-  __device__ DiagKeys(const DeviceCall& call, const RowPiece& rows)
-      : k(first(call.k, rows)),
-        v(first(call.v, rows)),
-        k_stride(call.k.token),
-        v_stride(call.v.token),
-        dim(static_cast<int>(call.dim)),
-        dim_v(static_cast<int>(call.dim_v)) {}
-
-  __device__ void start(const Sequences& all, const DiagPiece& piece, const DiagStep& step,
-                        unsigned char* k_tile, unsigned char* v_tile) const {
-    if (!step.has_keys()) return;
-    if (all.mask == nullptr && step.key + kDiagTile <= step.key_end && dim == kDim &&
-        dim_v == kDim) {
-      copy_whole_tile<kDiagTile, kDim, kDiagThreads>(k_tile, k, k_stride, step.key);
-      copy_whole_tile<kDiagTile, kDim, kDiagThreads>(v_tile, v, v_stride, step.key);
+  // Tokens first .. + 63 before `end`; where masked, those that valid(token) names.
+  template <class Valid>
+  __device__ void start(unsigned char* tiles, int first, int end, bool masked,
+                        Valid&& valid) const {
+    if (!masked && first + kDiagTile <= end && x_dim == kDim && y_dim == kDim) {
+      copy_whole_tile<kDiagTile, kDim, kThreads>(tiles, x, x_stride, first);
+      copy_whole_tile<kDiagTile, kDim, kThreads>(tiles + kTileBytes, y, y_stride, first);
       return;
     }
-    const auto valid = [&](int key) {
-      return key < step.key_end &&
-             (all.mask == nullptr || key_valid(all, piece.rows.sequence, piece.rows.begin + key));
-    };
-    copy_tile<kDiagTile, kDim, kDiagThreads>(k_tile, k, k_stride, step.key, dim, valid);
-    copy_tile<kDiagTile, kDim, kDiagThreads>(v_tile, v, v_stride, step.key, dim_v, valid);
-  }
-
- private:
-  __device__ static const T* first(const Rows& tensor, const RowPiece& rows) {
-    return static_cast<const T*>(tensor.data) + rows.sequence.batch * tensor.batch +
-           rows.head_k * tensor.head + (rows.sequence.k_begin + rows.begin) * tensor.token;
+    const auto there = [&](int token) { return token < end && (!masked || valid(token)); };
+    copy_tile<kDiagTile, kDim, kThreads>(tiles, x, x_stride, first, x_dim, there);
+    copy_tile<kDiagTile, kDim, kThreads>(tiles + kTileBytes, y, y_stride, first, y_dim, there);
   }
 };
+
+// k and v of a piece of rows.
+template <class T, int kDim, int kThreads>
+__device__ inline TilePair<T, kDim, kThreads> keys_of(const DeviceCall& call,
+                                                      const RowPiece& rows) {
+  const auto first = [&](const Rows& tensor) {
+    return static_cast<const T*>(tensor.data) + rows.sequence.batch * tensor.batch +
+           rows.head_k * tensor.head + (rows.sequence.k_begin + rows.begin) * tensor.token;
+  };
+  return {first(call.k),
+          first(call.v),
+          call.k.token,
+          call.v.token,
+          static_cast<int>(call.dim),
+          static_cast<int>(call.dim_v)};
+}
+
+// Starts copying the keys of a step; keys that do not count become zeros.
+template <class T, int kDim, int kThreads>
+__device__ inline void start_keys(const TilePair<T, kDim, kThreads>& keys, const Sequences& all,
+                                  const DiagPiece& piece, const DiagStep& step,
+                                  unsigned char* tiles) {
+  if (!step.has_keys()) return;
+  keys.start(tiles, step.key, step.key_end, all.mask != nullptr,
+             [&](int key) { return key_valid(all, piece.rows.sequence, piece.rows.begin + key); });
+}
 
 // Scores of 16 rows against a tile of keys become -inf where a row does not see a key; rows
 // lane / 4 and + 8 see the bits of `seen`.

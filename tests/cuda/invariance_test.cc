@@ -98,7 +98,8 @@ TEST_F(CudaInvariance, BatchNeighbours) {
       for (const std::int64_t batch : {0, 2}) {
         Inputs own = conformance::make_inputs(one, one.problem.dtype);
         take_sequence(in, batch, 0, one.problem.tokens, own);
-        for (const TensorSet::Entry& entry : run_on_device(one, own).entries()) {
+        const TensorSet alone = run_on_device(one, own);
+        for (const TensorSet::Entry& entry : alone.entries()) {
           expect_rows(together.at(entry.name), batch, 0, entry.tensor,
                       entry.name + " of " + to_string(three));
         }
@@ -126,7 +127,8 @@ TEST_F(CudaInvariance, PackedEqualsSeparateCalls) {
       alone.problem.tokens = alone.problem.tokens_k = length;
       Inputs own = conformance::make_inputs(alone, alone.problem.dtype);
       take_sequence(in, 0, begin, length, own);
-      for (const TensorSet::Entry& entry : run_on_device(alone, own).entries()) {
+      const TensorSet separate = run_on_device(alone, own);
+      for (const TensorSet::Entry& entry : separate.entries()) {
         expect_rows(together.at(entry.name), 0, begin, entry.tensor,
                     entry.name + " of " + to_string(packed) + " against " + to_string(alone));
       }
