@@ -75,9 +75,9 @@ struct Jobs {
   // sequence has longer pieces.
   __host__ __device__ std::int64_t most_of_one(std::int64_t tokens) const {
     std::int64_t most = count(tokens);
-    for (const std::int64_t border : {std::int64_t{2} << shortest_log2,
-                                      std::int64_t{8} << ordinary_log2,
-                                      std::int64_t{32} << ordinary_log2}) {
+    for (const std::int64_t border :
+         {std::int64_t{2} << shortest_log2, std::int64_t{8} << ordinary_log2,
+          std::int64_t{32} << ordinary_log2}) {
       if (every_log2 == 0 && border < tokens && count(border) > most) most = count(border);
     }
     return most;
@@ -108,8 +108,15 @@ struct JobPlace {
 
 __device__ inline DeviceSequence sequence_at(const Sequences& all, std::int64_t s) {
   if (all.table != nullptr) return all.table[s];
-  return {s, 0, all.tokens, 0, all.tokens_k, 0, all.tokens_k,
-          s * all.q_jobs.count(all.tokens), s * all.k_jobs.count(all.tokens_k)};
+  return {s,
+          0,
+          all.tokens,
+          0,
+          all.tokens_k,
+          0,
+          all.tokens_k,
+          s * all.q_jobs.count(all.tokens),
+          s * all.k_jobs.count(all.tokens_k)};
 }
 
 template <bool kKeys>

@@ -33,11 +33,8 @@ std::vector<Kernel> cuda_forward_kernels() {
 std::vector<Kernel> cuda_backward_kernels() {
   std::vector<Kernel> list;
   add(list, cuda::tiled_backward_kernels());
-<<<<<<< HEAD
   add(list, cuda::tiled_causal_backward_kernels());
-=======
   add(list, cuda::tiled_diag_backward_kernels());
->>>>>>> cuda-tdiag
   add(list, cuda::plain_backward_kernels());
   return list;
 }

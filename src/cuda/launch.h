@@ -1,5 +1,5 @@
-// Launching kernels: more than 48 KB of shared memory where asked for, and launches whose blocks may
-// start before the last ones of the previous kernel have ended (mma.cuh: wait_for_previous).
+// Launching kernels: more than 48 KB of shared memory where asked for, and launches whose blocks
+// may start before the last ones of the previous kernel have ended (mma.cuh: wait_for_previous).
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

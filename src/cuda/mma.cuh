@@ -117,15 +117,9 @@ __device__ inline void copy_async(std::uint32_t to, const void* from, bool valid
                "r"(valid ? 16 : 0)
                : "memory");
 }
-<<<<<<< HEAD
 // One 4-byte word.
 __device__ inline void copy_word_async(std::uint32_t to, const void* from, bool valid) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
-=======
-// The same for one number.
-__device__ inline void copy_async(float* to, const float* from, bool valid) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from),
->>>>>>> cuda-tdiag
                "r"(valid ? 4 : 0)
                : "memory");
 }
@@ -136,7 +130,6 @@ __device__ inline void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-<<<<<<< HEAD
 // Launches of one call follow each other on the device without waiting for the host to see the end
 // of the one before (launch.h): a kernel's blocks may start while the last ones of the previous
 // kernel are under way, and must wait before they read what it wrote.
@@ -149,12 +142,12 @@ __device__ inline void let_next_start() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
-=======
+}
+
 // Waits for `threads` threads of the block, whole warps that name the same barrier; 0 is that of
 // __syncthreads().
 __device__ inline void meet(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
->>>>>>> cuda-tdiag
 }
 
 // A tile in shared memory: rows of kWidth 16-bit numbers, whose 16-byte pieces are permuted so that

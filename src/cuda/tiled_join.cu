@@ -104,15 +104,14 @@ __global__ void __launch_bounds__(kJoinThreads) join_keys(const __grid_constant_
   let_next_start();
   const JoinPlace place = join_place<kSplit>(call);
   const KeyPieces own = key_pieces(tiled, place.s, sequence_at(call.sequences, place.s));
-  const std::int64_t first =
-      (own.first * call.heads_k + place.head) * call.dim + place.channel;
+  const std::int64_t first = (own.first * call.heads_k + place.head) * call.dim + place.channel;
   const std::int64_t step = call.heads_k * call.dim;
   const Joined sums = join_pieces<kSplit>(
       place, own.count, static_cast<int>(call.dim_v) / 4, [&](Joined& total, std::int64_t i) {
         const std::int64_t at = first + i * step;
-        add<true>(total, tiled.keys.m[at], tiled.keys.s[at],
-                  *reinterpret_cast<const float4*>(tiled.keys.values + at * call.dim_v +
-                                                   place.column));
+        add<true>(
+            total, tiled.keys.m[at], tiled.keys.s[at],
+            *reinterpret_cast<const float4*>(tiled.keys.values + at * call.dim_v + place.column));
       });
   if (!place.inside || place.run != 0) return;
   const float inverse = sums.mass == 0 ? 0 : 1 / sums.mass;
@@ -134,7 +133,8 @@ __global__ void __launch_bounds__(kJoinThreads) join_rows(const __grid_constant_
   let_next_start();
   const JoinPlace place = join_place<kSplit>(call);
   const DeviceSequence seq = sequence_at(call.sequences, place.s);
-  const auto group = static_cast<std::uint32_t>(call.heads) / static_cast<std::uint32_t>(call.heads_k);
+  const auto group =
+      static_cast<std::uint32_t>(call.heads) / static_cast<std::uint32_t>(call.heads_k);
   const std::int64_t pieces = call.sequences.q_jobs.count(seq.q_tokens) * group;
   const Joined sums = join_pieces<kSplit>(
       place, pieces, static_cast<int>(call.dim_v) / 4, [&](Joined& total, std::int64_t i) {
@@ -142,9 +142,9 @@ __global__ void __launch_bounds__(kJoinThreads) join_rows(const __grid_constant_
         const std::int64_t slot = (seq.q_first_job + piece) * call.heads + place.head * group +
                                   (static_cast<std::uint32_t>(i) - piece * group);
         const std::int64_t at = slot * call.dim + place.channel;
-        add<false>(total, 0, tiled.rows.s[at],
-                   *reinterpret_cast<const float4*>(tiled.rows.values + at * call.dim_v +
-                                                    place.column));
+        add<false>(
+            total, 0, tiled.rows.s[at],
+            *reinterpret_cast<const float4*>(tiled.rows.values + at * call.dim_v + place.column));
       });
   if (!place.inside || place.run != 0) return;
   if (place.column == 0) tiled.grads.c_at(place.s, place.head)[place.channel] = sums.mass;

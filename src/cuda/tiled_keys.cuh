@@ -257,7 +257,9 @@ struct KeyWalk {
 // One block per key job, key head and kWidth columns of v. whole: a sequence is one piece, whose
 // sums are its state.
 template <class T, int kDim, int kWidth, int kStages>
-__global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 4 : kDim == 128 ? 2 : 1)
+__global__ void __launch_bounds__(2 * kDim, kDim == 64    ? 4
+                                            : kDim == 128 ? 2
+                                                          : 1)
     key_sums(const __grid_constant__ TiledCall tiled, bool whole) {
   extern __shared__ __align__(128) unsigned char shared[];
   wait_for_previous();

@@ -229,17 +229,17 @@ __global__ void __launch_bounds__(kKeysBackwardThreads<kDim>, kDim <= 64 ? 4 : 1
     t_sums[l] = l < dim ? beta * t[l] * factors[l] : 0;
   }
   __syncthreads();
-  fill_operand<T, kDim, kDim, Columns::direct>(
-      dc, sums, tiled.grads.row, dim, dim_v, [&](int l, int) { return factors[l] * factor; });
+  fill_operand<T, kDim, kDim, Columns::direct>(dc, sums, tiled.grads.row, dim, dim_v,
+                                               [&](int l, int) { return factors[l] * factor; });
   fill_operand_transposed<T, kDim, kDim, Columns::direct>(
       dc_transposed, sums, tiled.grads.row, dim_v, dim,
       [&](int, int l) { return beta * factors[l] * factor; });
   const float shift = kWeightShift<T> == 0 ? 1 : exp2f(-kWeightShift<T>);
   const float unfactor = kWeightShift<T> == 0 ? 1 : 1 / factor;
   __syncthreads();
-  const KeyGradients<T, kDim> gradients{
-      dc,      dc_transposed, added, t_sums, call.sequences, seq,
-      rows.begin, beta * kLog2E, shift, unfactor, folded};
+  const KeyGradients<T, kDim> gradients{dc,    dc_transposed, added,         t_sums, call.sequences,
+                                        seq,   rows.begin,    beta * kLog2E, shift,  unfactor,
+                                        folded};
   for (int row = 16 * warp; row < rows.count; row += kStep) {
     RowWords<kDim> kn, values;
     k_rows.take(kn);

@@ -34,9 +34,10 @@ template <class T, int kDim>
 void launch_forward(const TiledCall& tiled, const TiledPlan& plan) {
   const DeviceCall& call = tiled.call;
   launch_state<T, kDim>(tiled, plan);
-  launch("rows_forward", rows_forward<T, kDim>,
-         LaunchShape{plan.row_jobs * call.heads, kRowsThreads, kRowsShared<kDim>, plan.stream, true},
-         tiled);
+  launch(
+      "rows_forward", rows_forward<T, kDim>,
+      LaunchShape{plan.row_jobs * call.heads, kRowsThreads, kRowsShared<kDim>, plan.stream, true},
+      tiled);
 }
 
 template <class T, int kDim>

@@ -10,7 +10,6 @@
 namespace lln::cuda {
 namespace {
 
-
 // Rows whose results do not depend on how they are cut into pieces: the longest pieces that still
 // give every multiprocessor its blocks, because a block begins by reading the state of its head.
 int longest_piece_log2(const Problem& p, std::int64_t rows, int blocks_each) {

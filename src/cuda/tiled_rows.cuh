@@ -15,7 +15,7 @@ template <int kDim, class T>
 using QuerySource = RowSource<kDim, kDim <= 128 ? 3 : 2, T>;
 template <int kDim>
 inline constexpr int kRowsShared = kOperandBytes<kDim, kDim> + sizeof(RowExponents<kDim>) +
-                                   kRowsWarps * QuerySource<kDim, Bf16>::kBytes;
+                                   kRowsWarps* QuerySource<kDim, Bf16>::kBytes;
 
 // Which rows a block takes.
 struct RowPiece {
@@ -89,7 +89,9 @@ struct RowWalk {
 };
 
 template <class T, int kDim>
-__global__ void __launch_bounds__(kRowsThreads, kDim <= 64 ? 4 : kDim == 128 ? 2 : 1)
+__global__ void __launch_bounds__(kRowsThreads, kDim <= 64    ? 4
+                                                : kDim == 128 ? 2
+                                                              : 1)
     rows_forward(const __grid_constant__ TiledCall tiled) {
   using Walk = RowWalk<T, kDim>;
   constexpr int kStep = 16 * kRowsWarps;

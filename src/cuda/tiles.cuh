@@ -172,7 +172,7 @@ class RowRing {
   }
 
   static constexpr int kPieces = kWidth / 8, kStep = 32 / kPieces;  // rows of one instruction
-  static constexpr int kTurns = kStep < 8 ? 8 / kStep : 1;  // until the permutation repeats
+  static constexpr int kTurns = kStep < 8 ? 8 / kStep : 1;          // until the permutation repeats
   static_assert(kPieces <= 32);
 
   unsigned char* ring_;
@@ -197,8 +197,7 @@ __device__ inline void write_rows(unsigned char* tile, int first, const RowWords
   for (int half = 0; half < 2; ++half) {
 #pragma unroll
     for (int group = 0; group < kWidth / 32; ++group) {
-      *reinterpret_cast<uint4*>(
-          tile + tile_offset<kWidth>(first + g + 8 * half, 4 * group + t)) = {
+      *reinterpret_cast<uint4*>(tile + tile_offset<kWidth>(first + g + 8 * half, 4 * group + t)) = {
           x[group][half][0], x[group][half][1], x[group][half][2], x[group][half][3]};
     }
   }
@@ -248,7 +247,7 @@ __device__ inline ColumnPlace column_place(int channel) {
 // A right operand of kDepth (summed over) x kWidth in shared memory, in the order in which the
 // lanes read it: 16 bytes a lane are 8 neighbouring channels of the sum for one column.
 template <int kDepth, int kWidth>
-inline constexpr int kOperandBytes = kDepth * kWidth * 2;
+inline constexpr int kOperandBytes = kDepth* kWidth * 2;
 
 // From an f32 matrix [channel, column] whose rows are aligned to 16 bytes, times
 // factor(channel, column); zeros past `depth` and `width`, multiples of 8. All threads of the block
@@ -271,9 +270,11 @@ __device__ inline void fill_operand(uint4* operand, const float* matrix, std::in
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const ColumnPlace place = column_place<kColumns>(column + j);
-      const int at = ((channel / 32 * (kWidth / 8) + place.n) * 32 + 4 * place.g +
-                      channel % 32 / 8) * 4 + channel % 8 / 2;
-      words[at] = pack<T>(x[j] * factor(channel, column + j), y[j] * factor(channel + 1, column + j));
+      const int at =
+          ((channel / 32 * (kWidth / 8) + place.n) * 32 + 4 * place.g + channel % 32 / 8) * 4 +
+          channel % 8 / 2;
+      words[at] =
+          pack<T>(x[j] * factor(channel, column + j), y[j] * factor(channel + 1, column + j));
     }
   }
 }
@@ -328,10 +329,10 @@ __device__ inline void multiply_rows(float (&acc)[kWidth / 8][4], const unsigned
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
 #pragma unroll
   for (int group = 0; group < kDepth / 32; ++group) {
-    const uint4 x = *reinterpret_cast<const uint4*>(
-        tile + tile_offset<kDepth>(first + g, 4 * group + t));
-    const uint4 y = *reinterpret_cast<const uint4*>(
-        tile + tile_offset<kDepth>(first + g + 8, 4 * group + t));
+    const uint4 x =
+        *reinterpret_cast<const uint4*>(tile + tile_offset<kDepth>(first + g, 4 * group + t));
+    const uint4 y =
+        *reinterpret_cast<const uint4*>(tile + tile_offset<kDepth>(first + g + 8, 4 * group + t));
 #pragma unroll
     for (int n = 0; n < kWidth / 8; ++n) {
       const uint4 b = load_shared(operand + (group * (kWidth / 8) + n) * 32 + lane);
@@ -364,8 +365,8 @@ __device__ inline void multiply_by_rows(float (&acc)[kCount][4], const RowWords<
   for (int group = 0; group < kDepth / 32; ++group) {
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
-      const uint4 b = *reinterpret_cast<const uint4*>(
-          tile + tile_offset<kDepth>(8 * n + g, 4 * group + t));
+      const uint4 b =
+          *reinterpret_cast<const uint4*>(tile + tile_offset<kDepth>(8 * n + g, 4 * group + t));
       mma<T>(acc[n], x[group][0][0], x[group][1][0], x[group][0][1], x[group][1][1], b.x, b.y);
       mma<T>(acc[n], x[group][0][2], x[group][1][2], x[group][0][3], x[group][1][3], b.z, b.w);
     }
@@ -400,16 +401,16 @@ __device__ inline void load_channels(std::uint32_t (&a)[4], const unsigned char*
                                      int step) {
   const int lane = threadIdx.x & 31;
   const int row = 16 * step + (lane >> 4) * 8 + (lane & 7);
-  load_transposed(
-      a, shared_address(tile) + tile_offset<kWidth>(row, channel / 8 + ((lane >> 3) & 1)));
+  load_transposed(a,
+                  shared_address(tile) + tile_offset<kWidth>(row, channel / 8 + ((lane >> 3) & 1)));
 }
 
 // Starts copying kRows rows from row `first` on into a tile; zeros where valid(row) is not true and
 // from channel `dim` on. All kThreads threads of the block take part; a thread's pieces lie below
 // each other.
 template <int kRows, int kWidth, int kThreads, class T, class Valid>
-__device__ inline void copy_tile(unsigned char* tile, const T* rows, std::int64_t stride,
-                                 int first, int dim, Valid&& valid) {
+__device__ inline void copy_tile(unsigned char* tile, const T* rows, std::int64_t stride, int first,
+                                 int dim, Valid&& valid) {
   constexpr int kPieces = kWidth / 8, kStep = kThreads / kPieces;
   static_assert(kStep % 8 == 0 && kRows % kStep == 0, "the permutation repeats every 8 rows");
   const int row = static_cast<int>(threadIdx.x) / kPieces;
