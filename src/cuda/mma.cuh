@@ -79,12 +79,21 @@ __device__ inline std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 
+// 16 bytes of shared memory, read here and now: what does not change in a loop would otherwise be
+// kept in registers that there are not enough of.
+__device__ inline uint4 load_shared(const void* p) {
+  uint4 x;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(shared_address(p)));
+  return x;
+}
+
 // Four 8 x 8 matrices, each transposed: lane i gives the address of row i % 8 of matrix i / 8.
 __device__ inline void load_transposed(std::uint32_t (&x)[4], std::uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(address)
-               : "memory");
+               : "r"(address));
 }
 
 // 16 bytes from global to shared memory; zeros where not `valid`, and nothing is read then.

@@ -38,9 +38,9 @@ struct DeviceLaunch {
   template <class Body>
   void operator()(const Body& body, std::int64_t blocks, int shared) const {
     constexpr int kWithoutAsking = 48 * 1024;
-    if (shared > kWithoutAsking) {
+    if (shared > kWithoutAsking) {  // always the same: calls of other threads need more or less
       check(cudaFuncSetAttribute(plain_kernel<Body>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 shared),
+                                 kSharedBytes),
             Body::kName);
     }
     constexpr std::int64_t kMostBlocks = 1 << 30;  // of a grid; a kernel may have more
@@ -83,12 +83,12 @@ PlainCall prepare(const Call& call) {
 
 void run_forward(const Call& call) {
   const DeviceLaunch launch{static_cast<cudaStream_t>(call.stream)};
-  launch_forward(prepare(call), call.problem.packed, launch);
+  launch_forward(prepare(call), launch);
 }
 
 void run_backward(const Call& call) {
   const DeviceLaunch launch{static_cast<cudaStream_t>(call.stream)};
-  launch_backward(prepare(call), call.problem.packed, launch);
+  launch_backward(prepare(call), launch);
 }
 
 }  // namespace

@@ -108,6 +108,66 @@ __device__ inline void zero_rows(float (&acc)[kCount][4], const bool (&valid)[2]
   }
 }
 
+// What the keys of a block are multiplied with.
+template <class T, int kDim>
+struct KeyGradients {
+  const uint4 *dc, *dc_transposed;
+  const float *added, *t_sums;
+  const Sequences& sequences;
+  const DeviceSequence& sequence;
+  std::int64_t begin;
+  float scale, shift, unfactor;
+  bool folded;
+
+  // Keys that do not count have zero gradients, whatever they hold.
+  __device__ void zero_invalid(float (&acc)[kDim / 8][4], int row) const {
+    const int g = (threadIdx.x & 31) >> 2;
+    const bool valid[2] = {key_valid(sequences, sequence, begin + row + g),
+                           key_valid(sequences, sequence, begin + row + g + 8)};
+    if (!__all_sync(0xFFFFFFFFU, valid[0] && valid[1])) zero_rows(acc, valid);
+  }
+
+  // k becomes Kn.
+  __device__ void of_values(float (&acc)[kDim / 8][4], RowWords<kDim>& k, int row) const {
+    key_weights<T, kDim>(k, added, scale, folded);
+    multiply<T, kDim, kDim>(acc, k, dc);
+    if constexpr (kWeightShift<T> != 0) {
+#pragma unroll
+      for (int n = 0; n < kDim / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) acc[n][i] *= shift * unfactor;
+      }
+    }
+    zero_invalid(acc, row);
+  }
+
+  __device__ void of_keys(float (&acc)[kDim / 8][4], const RowWords<kDim>& kn,
+                          const RowWords<kDim>& v, int row) const {
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) acc[n][i] = 0;
+    }
+    multiply<T, kDim, kDim>(acc, v, dc_transposed);
+    const int t = threadIdx.x & 3;
+#pragma unroll
+    for (int group = 0; group < kDim / 32; ++group) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 sum = *reinterpret_cast<const float2*>(t_sums + 32 * group + 8 * t + 2 * i);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float2 weight = unpack<T>(kn[group][half][i]);
+          float* const x = acc[4 * group + i] + 2 * half;
+          x[0] = shift * weight.x * (x[0] * unfactor - sum.x);
+          x[1] = shift * weight.y * (x[1] * unfactor - sum.y);
+        }
+      }
+    }
+    zero_invalid(acc, row);
+  }
+};
+
 template <class T, int kDim>
 __global__ void __launch_bounds__(kKeysBackwardThreads, kDim <= 64 ? 4 : 2)
     keys_backward(const __grid_constant__ TiledCall tiled) {
@@ -131,10 +191,16 @@ __global__ void __launch_bounds__(kKeysBackwardThreads, kDim <= 64 ? 4 : 2)
   const T* const v = rows_of(call.v);
   T* const dk = rows_of(call.dk);
   T* const dv = rows_of(call.dv);
+  constexpr int kStep = 16 * kWarps;
   const int warp_row = 16 * (static_cast<int>(threadIdx.x) >> 5);
+  RowStream<kDim, const T> k_rows(k, call.k.token, warp_row, kStep, dim);
+  RowStream<kDim, const T> v_rows(v, call.v.token, warp_row, kStep, dim_v);
   RowWords<kDim> next_k, next_v;
-  load_rows<kDim>(next_k, k, call.k.token, warp_row, rows.count, dim);
-  load_rows<kDim>(next_v, v, call.v.token, warp_row, rows.count, dim_v);
+  const int tiles = rows.count < warp_row + 16 ? 0 : (rows.count - warp_row - 16) / kStep + 1;
+  if (tiles > 0) {
+    k_rows.next(next_k);
+    v_rows.next(next_v);
+  }
 
   const float* const sums = tiled.grads.values_at(rows.s, rows.head);
   float factor = 1;
@@ -162,53 +228,40 @@ __global__ void __launch_bounds__(kKeysBackwardThreads, kDim <= 64 ? 4 : 2)
   fill_operand_transposed<T, kDim, kDim, Columns::direct>(
       dc_transposed, sums, tiled.grads.row, dim_v, dim,
       [&](int, int l) { return beta * factors[l] * factor; });
-  const float shift = exp2f(-kWeightShift<T>), unfactor = 1 / factor;
+  const float shift = kWeightShift<T> == 0 ? 1 : exp2f(-kWeightShift<T>);
+  const float unfactor = kWeightShift<T> == 0 ? 1 : 1 / factor;
   __syncthreads();
-  const int lane = threadIdx.x & 31, tq = lane & 3;
-  for (int row = warp_row; row < rows.count; row += 16 * kWarps) {
-    RowWords<kDim> kn, v_rows;
+  const KeyGradients<T, kDim> gradients{
+      dc,      dc_transposed, added, t_sums, call.sequences, seq,
+      rows.begin, beta * kLog2E, shift, unfactor, folded};
+  RowStream<kDim, T> dk_rows(dk, call.dk.token, warp_row, kStep, dim);
+  RowStream<kDim, T> dv_rows(dv, call.dv.token, warp_row, kStep, dim_v);
+  for (int tile = 0; tile < tiles; ++tile) {
+    RowWords<kDim> kn, values;
     copy_rows<kDim>(kn, next_k);
-    copy_rows<kDim>(v_rows, next_v);
-    load_rows<kDim>(next_k, k, call.k.token, row + 16 * kWarps, rows.count, dim);
-    load_rows<kDim>(next_v, v, call.v.token, row + 16 * kWarps, rows.count, dim_v);
-    key_weights<T, kDim>(kn, added, beta * kLog2E, folded);
-    bool valid[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      valid[half] = key_valid(call.sequences, seq, rows.begin + row + (lane >> 2) + 8 * half);
+    copy_rows<kDim>(values, next_v);
+    if (tile + 1 < tiles) {
+      k_rows.next(next_k);
+      v_rows.next(next_v);
     }
-    const bool all_valid = __all_sync(0xFFFFFFFFU, valid[0] && valid[1]);
+    const int row = warp_row + tile * kStep;
     float acc[kDim / 8][4] = {};
-    multiply<T, kDim, kDim>(acc, kn, dc);
-#pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) acc[n][i] *= shift * unfactor;
-    }
-    if (!all_valid) zero_rows(acc, valid);
-    store_rows<kDim>(dv, call.dv.token, row, rows.count, dim_v, acc);
-#pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) acc[n][i] = 0;
-    }
-    multiply<T, kDim, kDim>(acc, v_rows, dc_transposed);
-#pragma unroll
-    for (int group = 0; group < kDim / 32; ++group) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 sum = *reinterpret_cast<const float2*>(t_sums + 32 * group + 8 * tq + 2 * i);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float2 weight = unpack<T>(kn[group][half][i]);
-          float* const x = acc[4 * group + i] + 2 * half;
-          x[0] = shift * weight.x * (x[0] * unfactor - sum.x);
-          x[1] = shift * weight.y * (x[1] * unfactor - sum.y);
-        }
-      }
-    }
-    if (!all_valid) zero_rows(acc, valid);
-    store_rows<kDim>(dk, call.dk.token, row, rows.count, dim, acc);
+    gradients.of_values(acc, kn, row);
+    dv_rows.put(acc);
+    dv_rows.skip();
+    gradients.of_keys(acc, kn, values, row);
+    dk_rows.put(acc);
+    dk_rows.skip();
+  }
+  const int last = warp_row + tiles * kStep;
+  if (last < rows.count) {
+    float acc[kDim / 8][4] = {};
+    load_rows<kDim>(next_k, k, call.k.token, last, rows.count, dim);
+    load_rows<kDim>(next_v, v, call.v.token, last, rows.count, dim_v);
+    gradients.of_values(acc, next_k, last);
+    store_rows<kDim>(dv, call.dv.token, last, rows.count, dim_v, acc);
+    gradients.of_keys(acc, next_k, next_v, last);
+    store_rows<kDim>(dk, call.dk.token, last, rows.count, dim, acc);
   }
 }
 

@@ -56,6 +56,20 @@ void launch_backward(const TiledCall& tiled, const TiledPlan& plan) {
 }
 
 template <class T>
+void state_of_width(const TiledCall& tiled, const TiledPlan& plan) {
+  switch (plan.width) {
+    case 32:
+      return launch_state<T, 32>(tiled, plan);
+    case 64:
+      return launch_state<T, 64>(tiled, plan);
+    case 128:
+      return launch_state<T, 128>(tiled, plan);
+    default:
+      return launch_state<T, 256>(tiled, plan);
+  }
+}
+
+template <class T>
 void forward_of_width(const TiledCall& tiled, const TiledPlan& plan) {
   switch (plan.width) {
     case 32:

@@ -56,33 +56,42 @@ struct RowWalk {
   int count, dim, dim_v;
   float scale, taken_out;
 
-  __device__ void load(RowWords<kDim>& rows, int row) const {
-    load_rows<kDim>(rows, q, q_stride, row, count, dim);
+  // Rows of o in the columns of one pass.
+  __device__ void multiply_pass(float (&acc)[kWidth / 8][4], const RowWords<kDim>& e,
+                                const float (&sum)[4], int pass) const {
+    const float inverse[2] = {inverse_of(sum[0]), inverse_of(sum[2])};
+    multiply<T, kDim, kWidth>(acc, e, operand + pass * kOperandBytes<kDim, kWidth> / 16);
+#pragma unroll
+    for (int n = 0; n < kWidth / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) acc[n][i] *= inverse[i >> 1];
+    }
   }
 
-  __device__ void write(const RowWords<kDim>& e, const float (&sum)[4], int row) const {
-    const float inverse[2] = {inverse_of(sum[0]), inverse_of(sum[2])};
+  template <class Outputs>
+  __device__ void put(const RowWords<kDim>& e, const float (&sum)[4], Outputs& outputs) const {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       float acc[kWidth / 8][4] = {};
-      multiply<T, kDim, kWidth>(acc, e, operand + pass * kOperandBytes<kDim, kWidth> / 16);
-#pragma unroll
-      for (int n = 0; n < kWidth / 8; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) acc[n][i] *= inverse[i >> 1];
-      }
-      store_rows<kWidth>(o + pass * kWidth, o_stride, row, count, dim_v - pass * kWidth, acc);
+      multiply_pass(acc, e, sum, pass);
+      outputs.put(acc, pass);
     }
+    outputs.skip();
   }
 
   // 16 rows from scratch. Not inlined: it is for rare rows, and its registers would be everybody's.
   __device__ __noinline__ void careful(int row) const {
     RowWords<kDim> e;
-    load(e, row);
+    load_rows<kDim>(e, q, q_stride, row, count, dim);
     careful_weights<T, kDim>(e, exponents, scale, taken_out);
     float sum[4] = {};
     multiply_vector<T, kDim>(sum, e, exponents.packed_w);
-    write(e, sum, row);
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      float acc[kWidth / 8][4] = {};
+      multiply_pass(acc, e, sum, pass);
+      store_rows<kWidth>(o + pass * kWidth, o_stride, row, count, dim_v - pass * kWidth, acc);
+    }
   }
 };
 
@@ -102,8 +111,9 @@ __global__ void __launch_bounds__(kRowsThreads, kDim <= 64 ? 4 : 3)
   const T* const q = piece.rows<T>(call.q);
   T* const o = piece.rows<T>(call.o);
   const int warp_row = 16 * (static_cast<int>(threadIdx.x) >> 5);
+  RowStream<kDim, const T> rows(q, call.q.token, warp_row, kStep, dim);
   RowWords<kDim> next;
-  load_rows<kDim>(next, q, call.q.token, warp_row, piece.count, dim);
+  if (warp_row + 16 <= piece.count) rows.next(next);
 
   const float taken_out =
       fill_exponents<T, kDim>(exponents, tiled.state.c_at(piece.s, piece.head_k), dim);
@@ -115,6 +125,7 @@ __global__ void __launch_bounds__(kRowsThreads, kDim <= 64 ? 4 : 3)
         dim, dim_v - pass * kWidth, [&](int l, int) { return exponents.w[l]; });
   }
   __syncthreads();
+  RowStream<kDim, T> outputs(o, call.o.token, warp_row, kStep, dim_v);
   const RowWalk<T, kDim> walk{operand,
                               exponents,
                               q,
@@ -126,24 +137,31 @@ __global__ void __launch_bounds__(kRowsThreads, kDim <= 64 ? 4 : 3)
                               dim_v,
                               scale_at(call.alpha, piece.s, piece.head) * kLog2E,
                               taken_out};
-  for (int row = warp_row; row < piece.count; row += kStep) {
+  const int tiles = piece.count < warp_row + 16 ? 0 : (piece.count - warp_row - 16) / kStep + 1;
+  for (int tile = 0; tile < tiles; ++tile) {
     RowWords<kDim> e;
-    float sum[4] = {};
     copy_rows<kDim>(e, next);
-    walk.load(next, row + kStep);
+    if (tile + 1 < tiles) rows.next(next);
+    float sum[4] = {};
     if constexpr (std::is_same_v<T, Bf16>) {
       moderate_weights<T, kDim>(e, walk.scale);
       multiply_vector<T, kDim>(sum, e, exponents.packed_w);
       if (!trusted(sum, exponents)) {
         const RowWalk<T, kDim> again = walk;  // a call by reference would keep it in memory
-        again.careful(row);
+        again.careful(warp_row + tile * kStep);
+        outputs.skip();
         continue;
       }
     } else {
       careful_weights<T, kDim>(e, exponents, walk.scale, taken_out);
       multiply_vector<T, kDim>(sum, e, exponents.packed_w);
     }
-    walk.write(e, sum, row);
+    walk.put(e, sum, outputs);
+  }
+  const int last = warp_row + tiles * kStep;
+  if (last < piece.count) {
+    const RowWalk<T, kDim> tail = walk;
+    tail.careful(last);
   }
 }
 

@@ -41,6 +41,69 @@ __device__ inline void load_rows(RowWords<kWidth>& x, const T* rows, std::int64_
   }
 }
 
+// Rows of a warp that follow each other at a constant step, all of them there: nothing is compared,
+// and lanes past the last channel read channel 0 instead, which their operands multiply with 0.
+template <int kWidth, class T>
+class RowStream {
+ public:
+  __device__ RowStream(T* rows, std::int64_t stride, int first, int step, int dim) {
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    at_ = rows + (first + g) * stride + 8 * t;
+    half_ = 8 * stride;
+    step_ = step * stride;
+#pragma unroll
+    for (int group = 0; group < kWidth / 32; ++group) {
+      inside_[group] = 32 * group + 8 * t < dim;
+      offset_[group] = inside_[group] ? 32 * group : -8 * t;
+    }
+  }
+
+  __device__ void next(RowWords<kWidth>& x) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int group = 0; group < kWidth / 32; ++group) {
+        const uint4 words =
+            __ldcs(reinterpret_cast<const uint4*>(at_ + half * half_ + offset_[group]));
+        x[group][half][0] = words.x;
+        x[group][half][1] = words.y;
+        x[group][half][2] = words.z;
+        x[group][half][3] = words.w;
+      }
+    }
+    at_ += step_;
+  }
+
+  // Results in direct order for 8 kCount columns from 8 kCount pass on; skip() goes on to the next
+  // rows.
+  template <int kCount>
+  __device__ void put(const float (&acc)[kCount][4], int pass = 0) {
+    constexpr int kGroups = kCount / 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        uint4 words;
+        words.x = pack<T>(acc[4 * group][2 * half], acc[4 * group][2 * half + 1]);
+        words.y = pack<T>(acc[4 * group + 1][2 * half], acc[4 * group + 1][2 * half + 1]);
+        words.z = pack<T>(acc[4 * group + 2][2 * half], acc[4 * group + 2][2 * half + 1]);
+        words.w = pack<T>(acc[4 * group + 3][2 * half], acc[4 * group + 3][2 * half + 1]);
+        if (inside_[pass * kGroups + group]) {
+          __stcs(reinterpret_cast<uint4*>(at_ + half * half_ + 32 * (pass * kGroups + group)),
+                 words);
+        }
+      }
+    }
+  }
+  __device__ void skip() { at_ += step_; }
+
+ private:
+  T* at_;
+  std::int64_t half_, step_;
+  int offset_[kWidth / 32];
+  bool inside_[kWidth / 32];
+};
+
 template <int kWidth>
 __device__ inline void copy_rows(RowWords<kWidth>& to, const RowWords<kWidth>& from) {
 #pragma unroll
@@ -192,7 +255,7 @@ __device__ inline void multiply(float (&acc)[kWidth / 8][4], const RowWords<kDep
   for (int group = 0; group < kDepth / 32; ++group) {
 #pragma unroll
     for (int n = 0; n < kWidth / 8; ++n) {
-      const uint4 b = operand[(group * (kWidth / 8) + n) * 32 + lane];
+      const uint4 b = load_shared(operand + (group * (kWidth / 8) + n) * 32 + lane);
       mma<T>(acc[n], x[group][0][0], x[group][1][0], x[group][0][1], x[group][1][1], b.x, b.y);
       mma<T>(acc[n], x[group][0][2], x[group][1][2], x[group][0][3], x[group][1][3], b.z, b.w);
     }
@@ -212,7 +275,7 @@ __device__ inline void multiply_rows(float (&acc)[kWidth / 8][4], const unsigned
         tile + tile_offset<kDepth>(first + g + 8, 4 * group + t));
 #pragma unroll
     for (int n = 0; n < kWidth / 8; ++n) {
-      const uint4 b = operand[(group * (kWidth / 8) + n) * 32 + lane];
+      const uint4 b = load_shared(operand + (group * (kWidth / 8) + n) * 32 + lane);
       mma<T>(acc[n], x.x, y.x, x.y, y.y, b.x, b.y);
       mma<T>(acc[n], x.z, y.z, x.w, y.w, b.z, b.w);
     }
@@ -227,7 +290,7 @@ __device__ inline void multiply_vector(float (&sum)[4], const RowWords<kDepth>& 
   const int t = threadIdx.x & 3;
 #pragma unroll
   for (int group = 0; group < kDepth / 32; ++group) {
-    const uint4 b = vector[4 * group + t];
+    const uint4 b = load_shared(vector + 4 * group + t);
     mma<T>(sum, x[group][0][0], x[group][1][0], x[group][0][1], x[group][1][1], b.x, b.y);
     mma<T>(sum, x[group][0][2], x[group][1][2], x[group][0][3], x[group][1][3], b.z, b.w);
   }

@@ -1,0 +1,37 @@
+// How a call of Diag or LLN+Diag becomes launches: passes in order on one stream, each checked.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cuda/tiled_diag_launch.h"
+#include "cuda/tiled_diag_rows.cuh"
+#include "cuda/tiled_launch.cuh"
+
+namespace lln::cuda {
+
+template <class T, int kDim, bool kLln>
+void launch_diag_forward(const TiledCall& tiled, const TiledPlan& plan) {
+  launch("rows_diag_forward", rows_diag_forward<T, kDim, kLln>, plan.row_jobs * tiled.call.heads,
+         kDiagThreads, DiagForwardShape<kDim, kLln>::kShared, plan.stream, tiled);
+}
+
+// Calls body.operator()<kDim, kLln>().
+template <class Body>
+void with_diag_shape(const TiledCall& tiled, const TiledPlan& plan, Body&& body) {
+  const bool lln = tiled.call.kind == Kind::lln_diag;
+  switch (plan.width) {
+    case 32:
+      return lln ? body.template operator()<32, true>() : body.template operator()<32, false>();
+    case 64:
+      return lln ? body.template operator()<64, true>() : body.template operator()<64, false>();
+    default:
+      return lln ? body.template operator()<128, true>() : body.template operator()<128, false>();
+  }
+}
+
+template <class T>
+void diag_forward_of_width(const TiledCall& tiled, const TiledPlan& plan) {
+  with_diag_shape(tiled, plan,
+                  [&]<int kDim, bool kLln>() { launch_diag_forward<T, kDim, kLln>(tiled, plan); });
+}
+
+}  // namespace lln::cuda
