@@ -58,6 +58,12 @@ __device__ inline std::uint32_t pack<F16>(float x, float y) {
   return word;
 }
 
+// max(x, |y|) of two bf16 numbers each; NaN where one of them is.
+__device__ inline std::uint32_t larger_magnitudes(std::uint32_t x, std::uint32_t y) {
+  asm("{.reg .b32 z; abs.bf16x2 z, %1; max.NaN.bf16x2 %0, %0, z;}" : "+r"(x) : "r"(y));
+  return x;
+}
+
 // d += a b: a is 16 x 16 (rows lane / 4 and + 8), b 16 x 8, d 16 x 8.
 template <class T>
 __device__ inline void mma(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
@@ -89,11 +95,20 @@ __device__ inline uint4 load_shared(const void* p) {
   return x;
 }
 
-// Four 8 x 8 matrices, each transposed: lane i gives the address of row i % 8 of matrix i / 8.
+// Four 8 x 8 matrices: lane i gives the address of row i % 8 of matrix i / 8.
+__device__ inline void load_matrices(std::uint32_t (&x)[4], std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(address)
+               : "memory");
+}
+
+// The same, each transposed: lane i gives the address of row i % 8 of matrix i / 8.
 __device__ inline void load_transposed(std::uint32_t (&x)[4], std::uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(address));
+               : "r"(address)
+               : "memory");
 }
 
 // 16 bytes from global to shared memory; zeros where not `valid`, and nothing is read then.
@@ -102,11 +117,31 @@ __device__ inline void copy_async(std::uint32_t to, const void* from, bool valid
                "r"(valid ? 16 : 0)
                : "memory");
 }
+// One 4-byte word.
+__device__ inline void copy_word_async(std::uint32_t to, const void* from, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+               "r"(valid ? 4 : 0)
+               : "memory");
+}
 __device__ inline void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most kPending of this thread's groups are under way.
 template <int kPending>
 __device__ inline void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Launches of one call follow each other on the device without waiting for the host to see the end
+// of the one before (launch.h): a kernel's blocks may start while the last ones of the previous
+// kernel are under way, and must wait before they read what it wrote.
+__device__ inline void wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ inline void let_next_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 // A tile in shared memory: rows of kWidth 16-bit numbers, whose 16-byte pieces are permuted so that

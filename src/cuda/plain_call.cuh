@@ -71,9 +71,14 @@ struct PlainCall {
   bool reads_saved;  // the backward is given the state
   ParameterGradient dalpha, dbeta, weights[3];
   bool wants_alpha, wants_beta, wants_weights;
+  // Not null: [sequences, heads_k], nothing but the heads where it is not 0 is computed.
+  const std::uint32_t* only;
 
   __host__ __device__ bool has_lln() const { return call.kind != Kind::diag; }
   __host__ __device__ bool has_diag() const { return call.kind != Kind::lln; }
+  __device__ bool takes(std::int64_t s, std::int64_t hk) const {
+    return only == nullptr || only[s * call.heads_k + hk] != 0;
+  }
   __host__ __device__ int ld() const { return dim | 1; }
   __host__ __device__ int ld_v() const { return dim_v | 1; }
   __host__ __device__ std::int64_t state_size() const {
@@ -120,7 +125,7 @@ __device__ Place place_of(const PlainCall& p, std::int64_t job, std::int64_t h, 
     place.sequence = sequence_at(all, place.s);
   }
   const PieceList pieces = pieces_of<kKeys>(p, place.s, place.sequence);
-  place.exists = true;
+  place.exists = p.takes(place.s, hk);
   place.job = job;
   place.begin = (job - pieces.first_job) * pieces.piece;
   place.end =

@@ -109,7 +109,7 @@ struct Pieces {
     const PieceList list = pieces_of<kKeys>(p, pieces.s, sequence_at(p.call.sequences, pieces.s));
     pieces.first_job = list.first_job;
     pieces.count = list.count;
-    pieces.l = static_cast<int>(element / p.dim_v);
+    pieces.l = p.takes(pieces.s, pieces.hk) ? static_cast<int>(element / p.dim_v) : p.dim;
     pieces.c = static_cast<int>(element % p.dim_v);
     return pieces;
   }

@@ -1,7 +1,7 @@
 // Joins the sums of pieces: of keys by their masses, of rows by addition, in an order that depends
 // on the number of pieces alone.
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/device.h"
+#include "cuda/launch.h"
 #include "cuda/tiled_keys.cuh"
 #include "cuda/tiled_launch.h"
 
@@ -100,6 +100,8 @@ __device__ Joined join_pieces(const JoinPlace& place, std::int64_t pieces, int c
 template <bool kSplit>
 __global__ void __launch_bounds__(kJoinThreads) join_keys(const __grid_constant__ TiledCall tiled) {
   const DeviceCall& call = tiled.call;
+  wait_for_previous();
+  let_next_start();
   const JoinPlace place = join_place<kSplit>(call);
   const KeyPieces own = key_pieces(tiled, place.s, sequence_at(call.sequences, place.s));
   const std::int64_t first =
@@ -128,6 +130,8 @@ __global__ void __launch_bounds__(kJoinThreads) join_keys(const __grid_constant_
 template <bool kSplit>
 __global__ void __launch_bounds__(kJoinThreads) join_rows(const __grid_constant__ TiledCall tiled) {
   const DeviceCall& call = tiled.call;
+  wait_for_previous();
+  let_next_start();
   const JoinPlace place = join_place<kSplit>(call);
   const DeviceSequence seq = sequence_at(call.sequences, place.s);
   const auto group = static_cast<std::uint32_t>(call.heads) / static_cast<std::uint32_t>(call.heads_k);
@@ -149,28 +153,26 @@ __global__ void __launch_bounds__(kJoinThreads) join_rows(const __grid_constant_
   *reinterpret_cast<float4*>(to) = sums.values;
 }
 
-unsigned join_blocks(const DeviceCall& call, bool split) {
+LaunchShape join_shape(const DeviceCall& call, bool split, cudaStream_t stream) {
   const std::int64_t channels = kJoinThreads / (call.dim_v / 4 * (split ? kRuns : 1));
-  return static_cast<unsigned>(call.sequences.count * call.heads_k *
-                               ((call.dim + channels - 1) / channels));
+  return {call.sequences.count * call.heads_k * ((call.dim + channels - 1) / channels),
+          kJoinThreads, 0, stream, true};
 }
 
 }  // namespace
 
 void launch_join_keys(const TiledCall& tiled, cudaStream_t stream) {
   const bool split = tiled.key_pieces > kManyPieces;
-  (split ? join_keys<true> : join_keys<false>)<<<join_blocks(tiled.call, split), kJoinThreads, 0,
-                                                 stream>>>(tiled);
-  check_launch("join_keys");
+  launch("join_keys", split ? join_keys<true> : join_keys<false>,
+         join_shape(tiled.call, split, stream), tiled);
 }
 
 void launch_join_rows(const TiledCall& tiled, cudaStream_t stream) {
   const DeviceCall& call = tiled.call;
   const Sequences& all = call.sequences;
   const bool split = all.q_jobs.count(all.tokens) * (call.heads / call.heads_k) > kManyPieces;
-  (split ? join_rows<true> : join_rows<false>)<<<join_blocks(call, split), kJoinThreads, 0,
-                                                 stream>>>(tiled);
-  check_launch("join_rows");
+  launch("join_rows", split ? join_rows<true> : join_rows<false>, join_shape(call, split, stream),
+         tiled);
 }
 
 }  // namespace lln::cuda

@@ -9,7 +9,15 @@
 
 namespace lln::cuda {
 
-inline constexpr int kKeysBackwardThreads = 128;
+// Wide heads share their matrices among more warps.
+template <int kDim>
+inline constexpr int kKeysBackwardThreads = kDim <= 64 ? 128 : 256;
+template <int kDim>
+inline constexpr int kKeysBackwardStages = kDim <= 64 ? 3 : 2;
+template <int kDim>
+inline constexpr int kKeysBackwardShared =
+    2 * kOperandBytes<kDim, kDim> + 3 * kDim * 4 +
+    kKeysBackwardThreads<kDim> / 32 * kKeysBackwardStages<kDim> * 2 * 16 * kDim * 2;
 
 // f16 cannot hold weights of one in a million nor sums over as many rows: weights are kept times
 // 2^15 (they are at most 1) and dC times a power of two that makes its largest entry about 1.
@@ -142,13 +150,13 @@ struct KeyGradients {
   }
 
   __device__ void of_keys(float (&acc)[kDim / 8][4], const RowWords<kDim>& kn,
-                          const RowWords<kDim>& v, int row) const {
+                          const unsigned char* v_tile, int row) const {
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) acc[n][i] = 0;
     }
-    multiply<T, kDim, kDim>(acc, v, dc_transposed);
+    multiply_rows<T, kDim, kDim>(acc, v_tile, 0, dc_transposed);
     const int t = threadIdx.x & 3;
 #pragma unroll
     for (int group = 0; group < kDim / 32; ++group) {
@@ -169,9 +177,9 @@ struct KeyGradients {
 };
 
 template <class T, int kDim>
-__global__ void __launch_bounds__(kKeysBackwardThreads, kDim <= 64 ? 4 : 2)
+__global__ void __launch_bounds__(kKeysBackwardThreads<kDim>, kDim <= 64 ? 3 : 1)
     keys_backward(const __grid_constant__ TiledCall tiled) {
-  constexpr int kWarps = kKeysBackwardThreads / 32;
+  constexpr int kWarps = kKeysBackwardThreads<kDim> / 32;
   extern __shared__ __align__(128) unsigned char shared[];
   uint4* const dc = reinterpret_cast<uint4*>(shared);
   uint4* const dc_transposed = dc + kOperandBytes<kDim, kDim> / 16;
@@ -191,17 +199,25 @@ __global__ void __launch_bounds__(kKeysBackwardThreads, kDim <= 64 ? 4 : 2)
   const T* const v = rows_of(call.v);
   T* const dk = rows_of(call.dk);
   T* const dv = rows_of(call.dv);
-  constexpr int kStep = 16 * kWarps;
-  const int warp_row = 16 * (static_cast<int>(threadIdx.x) >> 5);
-  RowStream<kDim, const T> k_rows(k, call.k.token, warp_row, kStep, dim);
-  RowStream<kDim, const T> v_rows(v, call.v.token, warp_row, kStep, dim_v);
-  RowWords<kDim> next_k, next_v;
-  const int tiles = rows.count < warp_row + 16 ? 0 : (rows.count - warp_row - 16) / kStep + 1;
-  if (tiles > 0) {
-    k_rows.next(next_k);
-    v_rows.next(next_v);
-  }
-
+  constexpr int kStep = 16 * kWarps, kStages = kKeysBackwardStages<kDim>;
+  using Ring = RowRing<kDim, kStages, T>;
+  const int warp = static_cast<int>(threadIdx.x) >> 5;
+  unsigned char* const rings =
+      reinterpret_cast<unsigned char*>(t_sums + kDim) + 2 * warp * Ring::kBytes;
+  const Ring k_ring(rings, k, call.k.token, rows.count, dim);
+  const Ring v_ring(rings + Ring::kBytes, v, call.v.token, rows.count, dim_v);
+  const int tiles = (rows.count - 16 * warp + kStep - 1) / kStep;
+  const auto start = [&](int tile) {
+    if (tile < tiles) {
+      k_ring.start(tile % kStages, 16 * warp + tile * kStep);
+      v_ring.start(tile % kStages, 16 * warp + tile * kStep);
+    }
+    copy_commit();
+  };
+#pragma unroll
+  for (int tile = 0; tile < kStages - 1; ++tile) start(tile);
+  wait_for_previous();
+  let_next_start();
   const float* const sums = tiled.grads.values_at(rows.s, rows.head);
   float factor = 1;
   if constexpr (std::is_same_v<T, F16>) {
@@ -216,7 +232,7 @@ __global__ void __launch_bounds__(kKeysBackwardThreads, kDim <= 64 ? 4 : 2)
     moderate = moderate && fabsf(c[l] * kLog2E) <= kModerateExponent;
   }
   const bool folded = std::is_same_v<T, Bf16> && __all_sync(0xFFFFFFFFU, moderate);
-  for (int l = static_cast<int>(threadIdx.x); l < kDim; l += kKeysBackwardThreads) {
+  for (int l = static_cast<int>(threadIdx.x); l < kDim; l += kKeysBackwardThreads<kDim>) {
     const float x = l < dim ? kWeightShift<T> - c[l] * kLog2E : -INFINITY;
     added[l] = folded ? 0 : x;
     factors[l] = l >= dim ? 0 : folded ? exp2f(x) : 1;
@@ -234,34 +250,18 @@ __global__ void __launch_bounds__(kKeysBackwardThreads, kDim <= 64 ? 4 : 2)
   const KeyGradients<T, kDim> gradients{
       dc,      dc_transposed, added, t_sums, call.sequences, seq,
       rows.begin, beta * kLog2E, shift, unfactor, folded};
-  RowStream<kDim, T> dk_rows(dk, call.dk.token, warp_row, kStep, dim);
-  RowStream<kDim, T> dv_rows(dv, call.dv.token, warp_row, kStep, dim_v);
   for (int tile = 0; tile < tiles; ++tile) {
-    RowWords<kDim> kn, values;
-    copy_rows<kDim>(kn, next_k);
-    copy_rows<kDim>(values, next_v);
-    if (tile + 1 < tiles) {
-      k_rows.next(next_k);
-      v_rows.next(next_v);
-    }
-    const int row = warp_row + tile * kStep;
+    copy_wait<kStages - 2>();
+    __syncwarp();
+    start(tile + kStages - 1);
+    const int row = 16 * warp + tile * kStep;
+    RowWords<kDim> kn;
+    k_ring.read(kn, tile % kStages);
     float acc[kDim / 8][4] = {};
     gradients.of_values(acc, kn, row);
-    dv_rows.put(acc);
-    dv_rows.skip();
-    gradients.of_keys(acc, kn, values, row);
-    dk_rows.put(acc);
-    dk_rows.skip();
-  }
-  const int last = warp_row + tiles * kStep;
-  if (last < rows.count) {
-    float acc[kDim / 8][4] = {};
-    load_rows<kDim>(next_k, k, call.k.token, last, rows.count, dim);
-    load_rows<kDim>(next_v, v, call.v.token, last, rows.count, dim_v);
-    gradients.of_values(acc, next_k, last);
-    store_rows<kDim>(dv, call.dv.token, last, rows.count, dim_v, acc);
-    gradients.of_keys(acc, next_k, next_v, last);
-    store_rows<kDim>(dk, call.dk.token, last, rows.count, dim, acc);
+    store_rows<kDim>(dv, call.dv.token, row, rows.count, dim_v, acc);
+    gradients.of_keys(acc, kn, v_ring.tile(tile % kStages), row);
+    store_rows<kDim>(dk, call.dk.token, row, rows.count, dim, acc);
   }
 }
 

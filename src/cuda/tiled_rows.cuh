@@ -9,8 +9,14 @@ namespace lln::cuda {
 
 inline constexpr int kRowsThreads = 128;
 
+inline constexpr int kRowsWarps = kRowsThreads / 32;
+
+// Tiles of q that a warp has under way and in use.
 template <int kDim>
-inline constexpr int kRowsShared = kOperandBytes<kDim, kDim> + sizeof(RowExponents<kDim>);
+inline constexpr int kRowsStages = kDim <= 64 ? 4 : kDim == 128 ? 3 : 2;
+template <int kDim>
+inline constexpr int kRowsShared = kOperandBytes<kDim, kDim> + sizeof(RowExponents<kDim>) +
+                                   kRowsWarps * kRowsStages<kDim> * 16 * kDim * 2;
 
 // Which rows a block takes.
 struct RowPiece {
@@ -56,27 +62,20 @@ struct RowWalk {
   int count, dim, dim_v;
   float scale, taken_out;
 
-  // Rows of o in the columns of one pass.
-  __device__ void multiply_pass(float (&acc)[kWidth / 8][4], const RowWords<kDim>& e,
-                                const float (&sum)[4], int pass) const {
+  // Rows of o from e and its sums.
+  __device__ void write(const RowWords<kDim>& e, const float (&sum)[4], int row) const {
     const float inverse[2] = {inverse_of(sum[0]), inverse_of(sum[2])};
-    multiply<T, kDim, kWidth>(acc, e, operand + pass * kOperandBytes<kDim, kWidth> / 16);
-#pragma unroll
-    for (int n = 0; n < kWidth / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) acc[n][i] *= inverse[i >> 1];
-    }
-  }
-
-  template <class Outputs>
-  __device__ void put(const RowWords<kDim>& e, const float (&sum)[4], Outputs& outputs) const {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       float acc[kWidth / 8][4] = {};
-      multiply_pass(acc, e, sum, pass);
-      outputs.put(acc, pass);
+      multiply<T, kDim, kWidth>(acc, e, operand + pass * kOperandBytes<kDim, kWidth> / 16);
+#pragma unroll
+      for (int n = 0; n < kWidth / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) acc[n][i] *= inverse[i >> 1];
+      }
+      store_rows<kWidth>(o + pass * kWidth, o_stride, row, count, dim_v - pass * kWidth, acc);
     }
-    outputs.skip();
   }
 
   // 16 rows from scratch. Not inlined: it is for rare rows, and its registers would be everybody's.
@@ -86,82 +85,80 @@ struct RowWalk {
     careful_weights<T, kDim>(e, exponents, scale, taken_out);
     float sum[4] = {};
     multiply_vector<T, kDim>(sum, e, exponents.packed_w);
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      float acc[kWidth / 8][4] = {};
-      multiply_pass(acc, e, sum, pass);
-      store_rows<kWidth>(o + pass * kWidth, o_stride, row, count, dim_v - pass * kWidth, acc);
-    }
+    write(e, sum, row);
   }
 };
 
 template <class T, int kDim>
-__global__ void __launch_bounds__(kRowsThreads, kDim <= 64 ? 4 : 3)
+__global__ void __launch_bounds__(kRowsThreads, kDim <= 64 ? 4 : kDim == 128 ? 2 : 1)
     rows_forward(const __grid_constant__ TiledCall tiled) {
-  constexpr int kWidth = RowWalk<T, kDim>::kWidth, kPasses = RowWalk<T, kDim>::kPasses;
-  constexpr int kStep = kRowsThreads / 2;  // rows of all warps
+  using Walk = RowWalk<T, kDim>;
+  constexpr int kStep = 16 * kRowsWarps, kStages = kRowsStages<kDim>;
   extern __shared__ __align__(128) unsigned char shared[];
   uint4* const operand = reinterpret_cast<uint4*>(shared);
-  auto& exponents =
-      *reinterpret_cast<RowExponents<kDim>*>(shared + kPasses * kOperandBytes<kDim, kWidth>);
+  auto& exponents = *reinterpret_cast<RowExponents<kDim>*>(shared + kOperandBytes<kDim, kDim>);
   const DeviceCall& call = tiled.call;
   const RowPiece piece = find_rows(call);
   if (piece.s < 0) return;
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
   const T* const q = piece.rows<T>(call.q);
-  T* const o = piece.rows<T>(call.o);
-  const int warp_row = 16 * (static_cast<int>(threadIdx.x) >> 5);
-  RowStream<kDim, const T> rows(q, call.q.token, warp_row, kStep, dim);
-  RowWords<kDim> next;
-  if (warp_row + 16 <= piece.count) rows.next(next);
+  const int warp = static_cast<int>(threadIdx.x) >> 5;
+  using Ring = RowRing<kDim, kStages, T>;
+  const Ring ring(reinterpret_cast<unsigned char*>(&exponents + 1) + warp * Ring::kBytes, q,
+                  call.q.token, piece.count, dim);
+  const int tiles = (piece.count - 16 * warp + kStep - 1) / kStep;
+  const auto start = [&](int tile) {
+    if (tile < tiles) ring.start(tile % kStages, 16 * warp + tile * kStep);
+    copy_commit();
+  };
+#pragma unroll
+  for (int tile = 0; tile < kStages - 1; ++tile) start(tile);
+  wait_for_previous();
+  let_next_start();
 
   const float taken_out =
       fill_exponents<T, kDim>(exponents, tiled.state.c_at(piece.s, piece.head_k), dim);
   const float* const values = tiled.state.values_at(piece.s, piece.head_k);
 #pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass) {
-    fill_operand<T, kDim, kWidth, Columns::direct>(
-        operand + pass * kOperandBytes<kDim, kWidth> / 16, values + pass * kWidth, tiled.state.row,
-        dim, dim_v - pass * kWidth, [&](int l, int) { return exponents.w[l]; });
+  for (int pass = 0; pass < Walk::kPasses; ++pass) {
+    fill_operand<T, kDim, Walk::kWidth, Columns::direct>(
+        operand + pass * kOperandBytes<kDim, Walk::kWidth> / 16, values + pass * Walk::kWidth,
+        tiled.state.row, dim, dim_v - pass * Walk::kWidth,
+        [&](int l, int) { return exponents.w[l]; });
   }
   __syncthreads();
-  RowStream<kDim, T> outputs(o, call.o.token, warp_row, kStep, dim_v);
-  const RowWalk<T, kDim> walk{operand,
-                              exponents,
-                              q,
-                              o,
-                              call.q.token,
-                              call.o.token,
-                              piece.count,
-                              dim,
-                              dim_v,
-                              scale_at(call.alpha, piece.s, piece.head) * kLog2E,
-                              taken_out};
-  const int tiles = piece.count < warp_row + 16 ? 0 : (piece.count - warp_row - 16) / kStep + 1;
+  const Walk walk{operand,
+                  exponents,
+                  q,
+                  piece.rows<T>(call.o),
+                  call.q.token,
+                  call.o.token,
+                  piece.count,
+                  dim,
+                  dim_v,
+                  scale_at(call.alpha, piece.s, piece.head) * kLog2E,
+                  taken_out};
   for (int tile = 0; tile < tiles; ++tile) {
+    copy_wait<kStages - 2>();
+    __syncwarp();
+    start(tile + kStages - 1);
     RowWords<kDim> e;
-    copy_rows<kDim>(e, next);
-    if (tile + 1 < tiles) rows.next(next);
     float sum[4] = {};
+    ring.read(e, tile % kStages);
+    const int row = 16 * warp + tile * kStep;
     if constexpr (std::is_same_v<T, Bf16>) {
       moderate_weights<T, kDim>(e, walk.scale);
       multiply_vector<T, kDim>(sum, e, exponents.packed_w);
       if (!trusted(sum, exponents)) {
-        const RowWalk<T, kDim> again = walk;  // a call by reference would keep it in memory
-        again.careful(warp_row + tile * kStep);
-        outputs.skip();
+        const Walk again = walk;  // a call by reference would keep it in memory
+        again.careful(row);
         continue;
       }
     } else {
       careful_weights<T, kDim>(e, exponents, walk.scale, taken_out);
       multiply_vector<T, kDim>(sum, e, exponents.packed_w);
     }
-    walk.put(e, sum, outputs);
-  }
-  const int last = warp_row + tiles * kStep;
-  if (last < piece.count) {
-    const RowWalk<T, kDim> tail = walk;
-    tail.careful(last);
+    walk.write(e, sum, row);
   }
 }
 

@@ -159,6 +159,8 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, kDim <= 64 
     copy_commit();
   };
   for (int tile = 0; tile < Shape::kStages - 1; ++tile) start(tile);
+  wait_for_previous();
+  let_next_start();
 
   const float taken_out =
       fill_exponents<T, kDim>(exponents, tiled.state.c_at(piece.s, piece.head_k), dim);

@@ -31,85 +31,13 @@ __device__ inline void load_rows(RowWords<kWidth>& x, const T* rows, std::int64_
     for (int group = 0; group < kWidth / 32; ++group) {
       uint4 words = {0, 0, 0, 0};
       if (whole || (row < end && 32 * group + 8 * t < dim)) {
-        words = __ldcs(reinterpret_cast<const uint4*>(from + 32 * group));
+        words = *reinterpret_cast<const uint4*>(from + 32 * group);
       }
       x[group][half][0] = words.x;
       x[group][half][1] = words.y;
       x[group][half][2] = words.z;
       x[group][half][3] = words.w;
     }
-  }
-}
-
-// Rows of a warp that follow each other at a constant step, all of them there: nothing is compared,
-// and lanes past the last channel read channel 0 instead, which their operands multiply with 0.
-template <int kWidth, class T>
-class RowStream {
- public:
-  __device__ RowStream(T* rows, std::int64_t stride, int first, int step, int dim) {
-    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    at_ = rows + (first + g) * stride + 8 * t;
-    half_ = 8 * stride;
-    step_ = step * stride;
-#pragma unroll
-    for (int group = 0; group < kWidth / 32; ++group) {
-      inside_[group] = 32 * group + 8 * t < dim;
-      offset_[group] = inside_[group] ? 32 * group : -8 * t;
-    }
-  }
-
-  __device__ void next(RowWords<kWidth>& x) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int group = 0; group < kWidth / 32; ++group) {
-        const uint4 words =
-            __ldcs(reinterpret_cast<const uint4*>(at_ + half * half_ + offset_[group]));
-        x[group][half][0] = words.x;
-        x[group][half][1] = words.y;
-        x[group][half][2] = words.z;
-        x[group][half][3] = words.w;
-      }
-    }
-    at_ += step_;
-  }
-
-  // Results in direct order for 8 kCount columns from 8 kCount pass on; skip() goes on to the next
-  // rows.
-  template <int kCount>
-  __device__ void put(const float (&acc)[kCount][4], int pass = 0) {
-    constexpr int kGroups = kCount / 4;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int group = 0; group < kGroups; ++group) {
-        uint4 words;
-        words.x = pack<T>(acc[4 * group][2 * half], acc[4 * group][2 * half + 1]);
-        words.y = pack<T>(acc[4 * group + 1][2 * half], acc[4 * group + 1][2 * half + 1]);
-        words.z = pack<T>(acc[4 * group + 2][2 * half], acc[4 * group + 2][2 * half + 1]);
-        words.w = pack<T>(acc[4 * group + 3][2 * half], acc[4 * group + 3][2 * half + 1]);
-        if (inside_[pass * kGroups + group]) {
-          __stcs(reinterpret_cast<uint4*>(at_ + half * half_ + 32 * (pass * kGroups + group)),
-                 words);
-        }
-      }
-    }
-  }
-  __device__ void skip() { at_ += step_; }
-
- private:
-  T* at_;
-  std::int64_t half_, step_;
-  int offset_[kWidth / 32];
-  bool inside_[kWidth / 32];
-};
-
-template <int kWidth>
-__device__ inline void copy_rows(RowWords<kWidth>& to, const RowWords<kWidth>& from) {
-#pragma unroll
-  for (int group = 0; group < kWidth / 32; ++group) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) to[group][i / 4][i % 4] = from[group][i / 4][i % 4];
   }
 }
 
@@ -128,6 +56,68 @@ __device__ inline void read_rows(RowWords<kWidth>& x, const unsigned char* tile,
       x[group][half][2] = words.z;
       x[group][half][3] = words.w;
     }
+  }
+}
+
+// Rows of a tensor that a warp takes 16 at a time, on their way through a ring of tiles in shared
+// memory that belongs to the warp alone: enough bytes are under way at any time, whatever the warp
+// is computing, and no register holds them.
+template <int kWidth, int kStages, class T>
+class RowRing {
+ public:
+  static constexpr int kTileBytes = 16 * kWidth * 2;
+  static constexpr int kBytes = kStages * kTileBytes;
+
+  __device__ RowRing(unsigned char* ring, const T* rows, std::int64_t stride, int count, int dim)
+      : ring_(ring), stride_(stride), count_(count) {
+    const int lane = threadIdx.x & 31, piece = lane % kPieces;
+    there_ = 8 * piece < dim;
+    rows_ = rows + (there_ ? 8 * piece : 0);
+    row_ = lane / kPieces;
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) {
+      to_[i] = shared_address(ring) + tile_offset<kWidth>(row_ + i * kStep, piece);
+    }
+  }
+
+  // Rows from `first` on into a slot; those past the last one are the last one again, channels past
+  // `dim` are zeros.
+  __device__ void start(int slot, int first) const {
+    const bool whole = first + 16 <= count_;
+    const T* from = rows_ + (first + row_) * stride_;
+#pragma unroll
+    for (int i = 0; i < 16 / kStep; ++i) {
+      if (!whole) from = rows_ + min(first + row_ + i * kStep, count_ - 1) * stride_;
+      const int above = i / kTurns * kTurns * kStep * kWidth * 2;
+      copy_async(to_[i % kTurns] + slot * kTileBytes + above, from, there_);
+      from += kStep * stride_;
+    }
+  }
+
+  __device__ const unsigned char* tile(int slot) const { return ring_ + slot * kTileBytes; }
+  __device__ void read(RowWords<kWidth>& x, int slot) const {
+    read_rows<kWidth>(x, ring_ + slot * kTileBytes, 0);
+  }
+
+ private:
+  static constexpr int kPieces = kWidth / 8, kStep = 32 / kPieces;  // rows of one instruction
+  static constexpr int kTurns = kStep < 8 ? 8 / kStep : 1;  // until the permutation repeats
+  static_assert(kPieces <= 32);
+
+  unsigned char* ring_;
+  const T* rows_;
+  std::int64_t stride_;
+  int count_, row_;
+  bool there_;
+  std::uint32_t to_[kTurns];
+};
+
+template <int kWidth>
+__device__ inline void copy_rows(RowWords<kWidth>& to, const RowWords<kWidth>& from) {
+#pragma unroll
+  for (int group = 0; group < kWidth / 32; ++group) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) to[group][i / 4][i % 4] = from[group][i / 4][i % 4];
   }
 }
 
@@ -163,7 +153,7 @@ __device__ inline void store_rows(T* rows, std::int64_t stride, int first, int e
       words.z = pack<T>(acc[4 * group + 2][2 * half], acc[4 * group + 2][2 * half + 1]);
       words.w = pack<T>(acc[4 * group + 3][2 * half], acc[4 * group + 3][2 * half + 1]);
       if (whole || (row < end && 32 * group + 8 * t < dim)) {
-        __stcs(reinterpret_cast<uint4*>(to + 32 * group), words);
+        *reinterpret_cast<uint4*>(to + 32 * group) = words;
       }
     }
   }
