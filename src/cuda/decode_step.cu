@@ -11,15 +11,15 @@
 namespace lln::cuda {
 namespace {
 
-// Sequences that add more than `most` tokens are left to append_pieces().
 // Rows that a block reads at once where there is more than one.
 constexpr int kManyRows = 4;
-// 80 registers a thread, so that three blocks share a multiprocessor.
-constexpr int kBlocks = 3;
+// Blocks that share a multiprocessor: 80 registers a thread, or 128.
+template <int kRows>
+constexpr int kBlocks = kRows == 1 ? 3 : 2;
 
-// Sequences that add more than `most` tokens are left to append_pieces().
+// Sequences that add more than `most` tokens are left to the kernels of decode_append.cu.
 template <int kRows, bool kBlock>
-__global__ void __launch_bounds__(kStepThreads, kRows == 1 ? kBlocks : 1)
+__global__ void __launch_bounds__(kStepThreads, kBlocks<kRows>)
     decode_step_kernel(const __grid_constant__ DecodeCall c, std::int64_t most) {
   __shared__ StepShared<kRows> shared;
   const unsigned heads_k = static_cast<unsigned>(c.call.heads_k);
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kStepThreads, kRows == 1 ? kBlocks : 1)
 // A block reads `tiles` times kRows rows of a slot: of one head after the other, or where there is
 // one row, of neighbouring heads.
 template <int kRows, bool kBlock>
-__global__ void __launch_bounds__(kStepThreads, kRows == 1 ? kBlocks : 1)
+__global__ void __launch_bounds__(kStepThreads, kBlocks<kRows>)
     decode_read_kernel(const __grid_constant__ DecodeCall c, unsigned tiles, unsigned heads) {
   __shared__ StepShared<kRows> shared;
   const unsigned slot = blockIdx.x / (tiles * heads);
