@@ -115,24 +115,24 @@ class Copies {
 // Enough copies of the problem's data that the next call finds nothing of it in a cache.
 class Sets {
  public:
-  Sets(const Problem& problem, DeviceTensors& memory, const Exec& exec) {
+  Sets(const Problem& problem, DeviceTensors& memory, const Exec& exec, bool matched) {
+    const auto add = [&] {
+      sets_.push_back(std::make_unique<ProblemData>(problem, memory, exec, matched));
+    };
     const std::size_t before = memory.bytes();
-    add(problem, memory, exec);
+    add();
     const std::size_t each = std::max<std::size_t>(memory.bytes() - before, 1);
     int cache = 0;
     check_cuda(cudaDeviceGetAttribute(&cache, cudaDevAttrL2CacheSize, problem.device.index),
                "cudaDeviceGetAttribute");
     const std::size_t wanted = (kCacheFactor * static_cast<std::size_t>(cache) + each - 1) / each;
-    while (sets_.size() < std::min(wanted, kMostSets)) add(problem, memory, exec);
+    while (sets_.size() < std::min(wanted, kMostSets)) add();
   }
 
   void run_next() { sets_[next_++ % sets_.size()]->run(); }
   std::int64_t count() const { return static_cast<std::int64_t>(sets_.size()); }
 
  private:
-  void add(const Problem& problem, DeviceTensors& memory, const Exec& exec) {
-    sets_.push_back(std::make_unique<ProblemData>(problem, memory, exec));
-  }
   std::vector<std::unique_ptr<ProblemData>> sets_;
   std::size_t next_ = 0;
 };
@@ -192,20 +192,21 @@ class Work {
 
 }  // namespace
 
-Result measure_on_device(const Problem& problem, double seconds, bool graph) {
+Result measure_on_device(const Problem& problem, double seconds, Manner manner) {
   Result result;
   result.problem = to_string(problem);
   result.kernel = explain(problem).chosen;
   result.cost = minimal_cost(problem);
   result.workspace_bytes = workspace_bytes(problem);
-  result.graph = graph;
+  result.manner = manner;
   check_cuda(cudaSetDevice(problem.device.index), "cudaSetDevice");
   const Stream stream;
   DeviceTensors memory(problem.device);
   Copies copies(memory, stream.get());
   Sets sets(problem, memory,
-            {.workspace = memory.zeros(result.workspace_bytes), .stream = stream.get()});
-  Work work(sets, stream, graph);
+            {.workspace = memory.zeros(result.workspace_bytes), .stream = stream.get()},
+            manner.matched);
+  Work work(sets, stream, manner.graph);
   Marks marks(stream.get());
 
   const double call = percentile(work.samples(kLeastCalls, marks), 50);

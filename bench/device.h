@@ -8,9 +8,8 @@
 
 namespace lln::bench {
 
-// Takes about this many seconds, and some more to make the data. With `graph` the calls are
-// captured and replayed: what is timed is then a call among others inside a CUDA graph. Throws
-// Error where the problem cannot be measured.
-Result measure_on_device(const Problem& problem, double seconds, bool graph);
+// Takes about this many seconds, and some more to make the data. In a graph the calls are captured
+// and replayed: what is timed is then a call among others. The problem has been checked.
+Result measure_on_device(const Problem& problem, double seconds, Manner manner);
 
 }  // namespace lln::bench

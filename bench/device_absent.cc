@@ -5,7 +5,7 @@
 
 namespace lln::bench {
 
-Result measure_on_device(const Problem& problem, double, bool) {
+Result measure_on_device(const Problem& problem, double, Manner) {
   throw Error(ErrorCode::unsupported, to_string(problem) + ": this build has no CUDA");
 }
 

@@ -44,7 +44,7 @@ double warm_up(ProblemData& data) {
 
 }  // namespace
 
-void check_measurable(const Problem& problem, Parallel& threads) {
+void check_measurable(const Problem& problem, Parallel& threads, Manner manner) {
   workspace_bytes(problem, {.parallel = &threads});  // throws where no kernel takes it
   const Cost cost = minimal_cost(problem);
   if (!(cost.bytes > 0 && cost.flops > 0)) {
@@ -53,20 +53,31 @@ void check_measurable(const Problem& problem, Parallel& threads) {
                             "operations",
                             to_string(problem), cost.bytes, cost.flops));
   }
+  const bool passes = problem.op == Op::forward || problem.op == Op::train;
+  if (manner.matched &&
+      (!passes || !problem.has_lln() || problem.causal || problem.feature != Feature::exp)) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{}: alpha and beta are matched in a bidirectional forward of LLN with "
+                            "exp features alone",
+                            to_string(problem)));
+  }
 }
 
-Result measure(const Problem& problem, Parallel& threads, double seconds, double bandwidth) {
-  check_measurable(problem, threads);
+Result measure(const Problem& problem, Parallel& threads, double seconds, double bandwidth,
+               Manner manner) {
+  check_measurable(problem, threads, manner);
   Result result;
   result.problem = to_string(problem);
   result.kernel = explain(problem, {.parallel = &threads}).chosen;
   result.threads = threads.workers();
   result.cost = minimal_cost(problem);
+  result.manner = manner;
 
   HostMemory memory(threads);
   result.workspace_bytes = workspace_bytes(problem, {.parallel = &threads});
   ProblemData data(problem, memory,
-                   {.parallel = &threads, .workspace = memory.zeros(result.workspace_bytes)});
+                   {.parallel = &threads, .workspace = memory.zeros(result.workspace_bytes)},
+                   manner.matched);
   const double call_seconds = warm_up(data);
   // As long as a batch: on a busy machine both then lose as many time slices to others.
   const double peak_seconds = std::clamp(call_seconds, kBatchSeconds, kMostPeakSeconds);

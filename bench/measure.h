@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/problem_data.h"
 #include "lln/problem.h"
 
 namespace lln::bench {
@@ -22,19 +23,21 @@ struct Result {
   double floor_ms = 0;
   double ratio = 0;
   std::size_t workspace_bytes = 0;
-  bool graph = false;              // timed inside a CUDA graph
+  Manner manner;
   std::vector<double> peaks;       // operations per second, in the order of measurement
   std::vector<double> bandwidths;  // of a device, bytes per second, in the order of measurement
 };
 
-// Throws lln::Error where the problem cannot be measured: no kernel, or nothing to compute.
-void check_measurable(const Problem& problem, Parallel& threads);
+// Throws lln::Error where the problem cannot be measured: no kernel, nothing to compute, or nothing
+// to match.
+void check_measurable(const Problem& problem, Parallel& threads, Manner manner = {});
 
 // Percentiles and ratio of a result from its samples in seconds.
 void summarise(const std::vector<double>& times, const std::vector<double>& ratios, Result& result);
 
 // Of a problem on the CPU. Takes about this many seconds, more where three calls take longer.
 // `bandwidth` in bytes/second.
-Result measure(const Problem& problem, Parallel& threads, double seconds, double bandwidth);
+Result measure(const Problem& problem, Parallel& threads, double seconds, double bandwidth,
+               Manner manner = {});
 
 }  // namespace lln::bench

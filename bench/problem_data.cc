@@ -20,7 +20,8 @@ DType parameter_type(const Problem& p) { return p.dtype == DType::f64 ? DType::f
 
 }  // namespace
 
-ProblemData::ProblemData(const Problem& problem, TensorMemory& memory, const Exec& exec)
+ProblemData::ProblemData(const Problem& problem, TensorMemory& memory, const Exec& exec,
+                         bool matched)
     : problem_(problem), exec_(exec) {
   options_.kind = problem.kind;
   if (problem.has_diag()) options_.diag_block = problem.diag_block;
@@ -31,6 +32,7 @@ ProblemData::ProblemData(const Problem& problem, TensorMemory& memory, const Exe
   make_lengths(memory);
   make_outputs(memory);
   if (problem.op == Op::append || problem.op == Op::step) make_state(memory);
+  if (matched) make_matching(memory);
   if (problem.op == Op::backward) {  // leaves what the backward takes from it
     exec_.workspace = {};            // which is as long as the backward needs it
     forward();
@@ -44,7 +46,10 @@ void ProblemData::run() {
   if (problem_.op != Op::forward) backward();
 }
 
-void ProblemData::forward() { attention_forward(in_, out_, options_, exec_); }
+void ProblemData::forward() {
+  if (pair_.q.given()) match_moments(pair_, scales_, {}, matching_exec_);
+  attention_forward(in_, out_, options_, exec_);
+}
 
 void ProblemData::backward() { attention_backward(in_, grads_, options_, exec_); }
 
@@ -106,6 +111,21 @@ void ProblemData::make_state(TensorMemory& memory) {
     in_.k = in_.v = {};
     in_.key_lengths = {};
   }
+}
+
+void ProblemData::make_matching(TensorMemory& memory) {
+  const Problem& p = problem_;
+  pair_ = {.q = in_.q,
+           .k = in_.k,
+           .key_lengths = in_.key_lengths,
+           .cu_seqlens_q = in_.cu_seqlens_q,
+           .cu_seqlens_k = in_.cu_seqlens_k};
+  scales_ = {memory.zeros(parameter_type(p), {p.sequences, p.heads, 1, 1}),
+             memory.zeros(parameter_type(p), {p.sequences, p.heads_k, 1, 1})};
+  in_.alpha = scales_.alpha;
+  in_.beta = scales_.beta;
+  matching_exec_ = exec_;
+  matching_exec_.workspace = memory.zeros(matching_workspace_bytes(pair_));
 }
 
 void ProblemData::make_outputs(TensorMemory& memory) {

@@ -9,15 +9,22 @@
 #include "bench/tensor_memory.h"
 #include "lln/attention.h"
 #include "lln/decode.h"
+#include "lln/moments.h"
 
 namespace lln::bench {
+
+// How a problem is called.
+struct Manner {
+  bool matched = false;  // alpha and beta are matched to q and k before every forward
+  bool graph = false;    // on a device: inside a CUDA graph
+};
 
 class ProblemData {
  public:
   // The keys of `masked` are all but a few at the end and the sequences of `packed` equally long:
   // the problem's cost is then that of the data. Calls are carried out as `exec` says, whose
   // workspace is large enough.
-  ProblemData(const Problem& problem, TensorMemory& memory, const Exec& exec);
+  ProblemData(const Problem& problem, TensorMemory& memory, const Exec& exec, bool matched = false);
   ProblemData(const ProblemData&) = delete;
   ProblemData& operator=(const ProblemData&) = delete;
 
@@ -30,6 +37,7 @@ class ProblemData {
   void make_lengths(TensorMemory& memory);
   void make_outputs(TensorMemory& memory);
   void make_state(TensorMemory& memory);
+  void make_matching(TensorMemory& memory);
   void forward();
   void backward();
   void decode();
@@ -41,6 +49,9 @@ class ProblemData {
   AttentionOutputs out_;
   AttentionGradients grads_;
   std::optional<DecodeState> state_;
+  MatchingInputs pair_;  // q and k, where alpha and beta are matched to them
+  MatchingOutputs scales_;
+  Exec matching_exec_;
 };
 
 }  // namespace lln::bench

@@ -30,7 +30,7 @@ struct Request {
   double tolerance = 1.25;
   double seconds = 1;
   int threads = 0;
-  bool graph = false;
+  bench::Manner manner;
   bool json = false;
 };
 
@@ -79,7 +79,7 @@ Device common_device(const std::vector<Problem>& problems, const Request& reques
     throw UsageError(fmt::format("problems on {} and on {}: measure one device at a time",
                                  to_string(device), to_string(problem.device)));
   }
-  if (request.graph && device.kind == DeviceKind::cpu) {
+  if (request.manner.graph && device.kind == DeviceKind::cpu) {
     throw UsageError("--graph is for problems on cuda");
   }
   return device;
@@ -90,7 +90,9 @@ Report measure_all(const std::vector<Problem>& problems, const Request& request,
   Report report{.device = common_device(problems, request)};
   const bool on_cpu = report.device.kind == DeviceKind::cpu;
   ThreadPool threads(request.threads);
-  for (const Problem& problem : problems) bench::check_measurable(problem, threads);
+  for (const Problem& problem : problems) {
+    bench::check_measurable(problem, threads, request.manner);
+  }
   Progress progress("lln bench: bandwidth");
   report.cpu = bench::cpu_name();
   report.target = build_info().cpu_target;
@@ -100,8 +102,9 @@ Report measure_all(const std::vector<Problem>& problems, const Request& request,
     progress.stage(fmt::format("lln bench: {} of {}: {}", report.results.size() + 1,
                                problems.size(), to_string(problem)));
     const auto measure = [&] {
-      return on_cpu ? bench::measure(problem, threads, request.seconds, report.bandwidth)
-                    : bench::measure_on_device(problem, request.seconds, request.graph);
+      return on_cpu ? bench::measure(problem, threads, request.seconds, report.bandwidth,
+                                     request.manner)
+                    : bench::measure_on_device(problem, request.seconds, request.manner);
     };
     bench::Result result = measure();
     if (earlier && earlier->regressed(result, request.tolerance)) {
@@ -167,7 +170,8 @@ Json to_json(const Report& report) {
                        {"floor_ms", r.floor_ms},
                        {"ratio", r.ratio},
                        {"workspace_bytes", r.workspace_bytes}});
-    if (r.graph) results.back()["graph"] = true;
+    if (r.manner.graph) results.back()["graph"] = true;
+    if (r.manner.matched) results.back()["matched"] = true;
   }
   return {{"machine", machine_json(report)}, {"results", results}};
 }
@@ -245,8 +249,10 @@ Verb add_bench(CLI::App& program) {
   command->add_option("--seconds", request->seconds, "Time to spend on each problem")
       ->check(CLI::Range(0.001, 3600.0))
       ->capture_default_str();
-  command->add_flag("--graph", request->graph,
-                    "On cuda: time calls inside a CUDA graph, without the time to launch them");
+  command->add_flag("--matched", request->manner.matched,
+                    "Match alpha and beta to q and k, per sequence and head, in every call");
+  command->add_flag("--graph", request->manner.graph,
+                    "On cuda: time calls inside a CUDA graph, without launching each");
   add_threads_option(*command, request->threads);
   add_json_option(*command, request->json);
   command->footer(help_footer(kBenchHelp));

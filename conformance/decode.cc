@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <deque>
-#include <optional>
 
 #include "lln/error.h"
 
@@ -27,10 +25,21 @@ AnyView rows_from(AnyView view, std::int64_t begin, std::int64_t count) {
 
 }  // namespace
 
-OwnedState::OwnedState(const DecodeConfig& config)
-    : bytes_(decode_state_bytes(config)), memory_(new (std::align_val_t{64}) std::byte[bytes_]) {
-  std::fill_n(memory_.get(), bytes_, std::byte{0xFF});
-  state_ = std::make_unique<DecodeState>(config, memory());
+OwnedState::OwnedState(const DecodeConfig& config, Device device, void* stream)
+    : bytes_(decode_state_bytes(config, device)) {
+  if (device.kind == DeviceKind::cpu) {
+    memory_.reset(new (std::align_val_t{64}) std::byte[bytes_]);
+    std::fill_n(memory_.get(), bytes_, std::byte{0xFF});
+  } else {
+    device_memory_.emplace(device, bytes_);
+  }
+  state_ = std::make_unique<DecodeState>(config, device_memory_ ? device_memory_->span() : memory(),
+                                         device, stream);
+}
+
+void OwnedState::check_guards() const {
+  if (!device_memory_ || device_memory_->guards_untouched()) return;
+  throw Error(ErrorCode::internal, "a kernel wrote before or behind the memory of a state");
 }
 
 DecodeConfig decode_config(const Problem& p, const AttentionOptions& o) {
@@ -73,43 +82,30 @@ View token_range(const View& o, std::int64_t begin, std::int64_t count) {
 
 void decode_all(const Case& c, const Inputs& in, const CaseViews& views, const Exec& exec) {
   const Device device = c.problem.device;
-  const bool on_host = device.kind == DeviceKind::cpu;
-  std::optional<OwnedState> owned;
-  std::optional<DeviceMemory> memory;
-  std::optional<DecodeState> state;
-  if (on_host) {
-    owned.emplace(decode_config(c));
-  } else {
-    memory.emplace(device, decode_state_bytes(decode_config(c), device));
-    state.emplace(decode_config(c), memory->span(), device);
-  }
-  DecodeState& decoder = on_host ? **owned : *state;
-  AttentionInputs all = views.in;
-  all.key_lengths = in.views().key_lengths;  // read here, piece by piece
+  OwnedState state(decode_config(c), device, exec.stream);
   std::vector<std::int32_t> lengths;
-  std::deque<DeviceMemory> device_lengths;
+  std::optional<DeviceMemory> device_lengths;
+  AttentionInputs all = views.in;
+  all.key_lengths = in.views().key_lengths;
   std::int64_t begin = 0;
   for (std::size_t i = 0; begin < c.problem.tokens; ++i) {
     const std::int64_t count = std::min(kPieces[i % kPieces.size()], c.problem.tokens - begin);
     AttentionInputs piece = token_range(all, begin, count, lengths);
-    if (!on_host && piece.key_lengths.given()) {
-      const auto bytes = std::as_bytes(std::span(lengths));
-      DeviceMemory& copy = device_lengths.emplace_back(device, bytes.size());
-      copy.write(bytes);
-      piece.key_lengths.data = copy.data();
-      piece.key_lengths.device = device;
+    if (piece.key_lengths.given() && device.kind != DeviceKind::cpu) {
+      if (!device_lengths) device_lengths.emplace(device, 4 * lengths.size());
+      device_lengths->write(std::as_bytes(std::span(lengths)));
+      piece.key_lengths = on(device, piece.key_lengths);
+      piece.key_lengths.data = device_lengths->data();
     }
     const View rows = token_range(views.out.o, begin, count);
     if (count == 1) {
-      decoder.step(piece, rows, exec);
+      state->step(piece, rows, exec);
     } else {
-      decoder.append(piece, rows, exec);
+      state->append(piece, rows, exec);
     }
     begin += count;
   }
-  if (memory && !memory->guards_untouched()) {
-    throw Error(ErrorCode::internal, "decoding wrote before or behind the memory of its state");
-  }
+  state.check_guards();
 }
 
 Case causal_case(const Case& c) {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <memory>
 #include <new>
+#include <optional>
 #include <span>
 
 #include "conformance/data.h"
@@ -14,13 +15,15 @@
 
 namespace lln::conformance {
 
-// A decode state with its memory, which is full of NaN before.
+// A decode state with its memory, of the host or of a device.
 class OwnedState {
  public:
-  explicit OwnedState(const DecodeConfig& config);
+  explicit OwnedState(const DecodeConfig& config, Device device = {}, void* stream = nullptr);
   DecodeState& operator*() { return *state_; }
   DecodeState* operator->() { return state_.get(); }
-  std::span<std::byte> memory() const { return {memory_.get(), bytes_}; }
+  std::span<std::byte> memory() const { return {memory_.get(), bytes_}; }  // of the host
+  // Throws Error where something was written before or behind the memory of a device.
+  void check_guards() const;
 
  private:
   struct AlignedDelete {
@@ -28,6 +31,7 @@ class OwnedState {
   };
   std::size_t bytes_;
   std::unique_ptr<std::byte[], AlignedDelete> memory_;
+  std::optional<DeviceMemory> device_memory_;
   std::unique_ptr<DecodeState> state_;
 };
 
@@ -40,8 +44,7 @@ AttentionInputs token_range(const AttentionInputs& in, std::int64_t begin, std::
                             std::vector<std::int32_t>& lengths);
 View token_range(const View& o, std::int64_t begin, std::int64_t count);
 
-// All rows of a case, from an empty state where its views are. `in` holds the same as the views, in
-// host memory.
+// All rows of a case, from an empty state where the tensors are.
 void decode_all(const Case& c, const Inputs& in, const CaseViews& views, const Exec& exec);
 
 // What the causal forward is asked for instead, and the rows that decoding leaves zero.

@@ -82,7 +82,7 @@ View DeviceData::output(TensorSet& outputs, const char* name) {
 }
 
 void DeviceData::fetch() {
-  for (const auto& [tensor, memory] : outputs_) memory->read(tensor->bytes());
+  for (const auto& [tensor, memory] : outputs_) memory->read(tensor->writable_bytes());
   for (const DeviceMemory& memory : memory_) {
     if (memory.guards_untouched()) continue;
     throw Error(ErrorCode::internal, "a kernel wrote before or behind a tensor on the device");

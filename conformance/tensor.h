@@ -32,7 +32,7 @@ class Tensor {
   View view();
   ConstView view() const;
   const std::vector<std::byte>& bytes() const { return bytes_; }
-  std::span<std::byte> bytes() { return bytes_; }
+  std::span<std::byte> writable_bytes() { return bytes_; }
 
   double get(std::int64_t b, std::int64_t h, std::int64_t n, std::int64_t c) const;
   void set(std::int64_t b, std::int64_t h, std::int64_t n, std::int64_t c, double value);

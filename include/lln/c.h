@@ -126,10 +126,10 @@ int32_t lln_threads_count(const lln_threads* threads);  // 0 for null
 
 typedef struct lln_exec {
   lln_threads* threads;    // or null: the calling thread alone
-  void* workspace;         // or null: allocated and freed inside the call
+  void* workspace;         // or null: allocated and freed inside the call; where the tensors are
   size_t workspace_bytes;  // of workspace
   const char* kernel;      // or null: the first kernel that takes the problem
-  void* stream;            // a CUDA stream; ignored on the CPU
+  void* stream;            // a CUDA stream, null: the default one; ignored on the CPU
 } lln_exec;
 
 // ---- Attention (lln/attention.h) ----
@@ -234,6 +234,13 @@ lln_status lln_running_get(const lln_running_moments* running, lln_running_head*
 lln_status lln_running_set(lln_running_moments* running, const lln_running_head* q,
                            const lln_running_head* k, size_t heads);
 
+// The same in memory of the device of q and k: f64 [1, 2, heads_k, 3], contiguous, all zero before
+// the first step.
+typedef struct lln_device_running_moments {
+  double decay;  // 0.99 is usual
+  lln_view heads;
+} lln_device_running_moments;
+
 typedef struct lln_matching_inputs {
   lln_view q, k;
   lln_view alpha, beta;
@@ -248,7 +255,8 @@ typedef struct lln_matching_options {
   lln_feature feature;
   int32_t causal;                           // a truth value
   const lln_matching_constants* constants;  // or null: those of the library
-  const lln_running_moments* running;       // or null; mode ema
+  const lln_running_moments* running;       // or null; mode ema with tensors in host memory
+  const lln_device_running_moments* running_on_device;  // or null; mode ema with those of a device
 } lln_matching_options;
 
 typedef struct lln_matching_outputs {
@@ -275,6 +283,10 @@ lln_status lln_match_moments(const lln_matching_inputs* in, const lln_matching_o
                              const lln_exec* exec);
 lln_status lln_update_moments(lln_running_moments* running, const lln_matching_inputs* in,
                               const lln_exec* exec);
+lln_status lln_update_device_moments(const lln_device_running_moments* running,
+                                     const lln_matching_inputs* in, const lln_exec* exec);
+// Scratch memory of match and update on a device; 0 on the CPU.
+lln_status lln_matching_workspace_bytes(const lln_matching_inputs* in, size_t* bytes);
 
 // ---- Decoding (lln/decode.h) ----
 
@@ -295,6 +307,11 @@ lln_status lln_decode_state_bytes(const lln_decode_config* config, size_t* bytes
 // the state is destroyed, which does not free it.
 lln_status lln_decode_create(const lln_decode_config* config, void* memory, size_t bytes,
                              lln_decode_state** state);
+// The same in memory of a device. `stream` is a CUDA stream, or null: the default one.
+lln_status lln_decode_state_bytes_on(const lln_decode_config* config, lln_device device,
+                                     size_t* bytes);
+lln_status lln_decode_create_on(const lln_decode_config* config, void* memory, size_t bytes,
+                                lln_device device, void* stream, lln_decode_state** state);
 void lln_decode_destroy(lln_decode_state* state);
 lln_status lln_decode_get_config(const lln_decode_state* state, lln_decode_config* config);
 lln_status lln_decode_tokens(const lln_decode_state* state, int64_t sequence, int64_t* tokens);

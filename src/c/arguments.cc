@@ -179,7 +179,17 @@ MatchingOptions Arguments::matching(const lln_matching_options* options) {
     to.constants = MatchingConstants{options->constants->a, options->constants->b};
   }
   if (options->running != nullptr) to.running = &options->running->value;
+  if (options->running_on_device != nullptr) {
+    running_ = running(options->running_on_device);
+    to.running_on_device = &running_;
+  }
   return to;
+}
+
+DeviceRunningMoments Arguments::running(const lln_device_running_moments* running) {
+  required("running", running);
+  if (running == nullptr) return {};
+  return {.decay = running->decay, .heads = output("running.heads", running->heads)};
 }
 
 DecodeConfig Arguments::decode(const lln_decode_config* config) {

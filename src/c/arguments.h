@@ -40,9 +40,11 @@ class Arguments {
   MatchingInputs matching(const lln_matching_inputs* in);
   MatchingOutputs matching(const lln_matching_outputs* out);
   MatchingOptions matching(const lln_matching_options* options);  // null: the defaults
+  DeviceRunningMoments running(const lln_device_running_moments* running);
   DecodeConfig decode(const lln_decode_config* config);
   Exec exec(const lln_exec* exec);  // null: the defaults
   Op op(lln_op op);
+  Device device(const std::string& name, const lln_device& device);
   View output(const char* name, const lln_view& view);
   View required_output(const char* name, const lln_view* view);
   void text(const char* text, std::size_t size);
@@ -53,7 +55,6 @@ class Arguments {
  private:
   template <class Enum>
   Enum constant(const std::string& name, std::int32_t value, Enum last);
-  Device device(const std::string& name, const lln_device& device);
   ConstView input(const char* name, const lln_view& view);
   IndexView index(const char* name, const lln_index_view& view);
   MaskView mask(const char* name, const lln_mask_view& view);
@@ -61,6 +62,7 @@ class Arguments {
 
   const char* call_;
   Faults faults_;
+  DeviceRunningMoments running_;  // that the options of matching point to
 };
 
 // Runs body(arguments); nothing that it throws gets further than this.

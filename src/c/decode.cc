@@ -28,6 +28,30 @@ lln_decode_config to_c(const lln::DecodeConfig& from) {
           .mix = from.mix};
 }
 
+lln_status state_bytes(const char* call, const lln_decode_config* config, lln_device device,
+                       size_t* bytes) {
+  return guarded(call, [&](Arguments& arguments) {
+    const lln::DecodeConfig from = arguments.decode(config);
+    const lln::Device where = arguments.device("state", device);
+    arguments.required("bytes", bytes);
+    arguments.check();
+    *bytes = lln::decode_state_bytes(from, where);
+  });
+}
+
+lln_status create(const char* call, const lln_decode_config* config, void* memory, size_t bytes,
+                  lln_device device, void* stream, lln_decode_state** state) {
+  return guarded(call, [&](Arguments& arguments) {
+    const lln::DecodeConfig from = arguments.decode(config);
+    const lln::Device where = arguments.device("state", device);
+    arguments.required("memory", memory);
+    arguments.required("state", state);
+    arguments.check();
+    *state = new lln_decode_state{
+        lln::DecodeState(from, {static_cast<std::byte*>(memory), bytes}, where, stream)};
+  });
+}
+
 }  // namespace
 
 lln_status lln_decode_config_init(lln_decode_config* config) {
@@ -39,23 +63,22 @@ lln_status lln_decode_config_init(lln_decode_config* config) {
 }
 
 lln_status lln_decode_state_bytes(const lln_decode_config* config, size_t* bytes) {
-  return guarded(__func__, [&](Arguments& arguments) {
-    const lln::DecodeConfig from = arguments.decode(config);
-    arguments.required("bytes", bytes);
-    arguments.check();
-    *bytes = lln::decode_state_bytes(from);
-  });
+  return state_bytes(__func__, config, {LLN_DEVICE_CPU, 0}, bytes);
+}
+
+lln_status lln_decode_state_bytes_on(const lln_decode_config* config, lln_device device,
+                                     size_t* bytes) {
+  return state_bytes(__func__, config, device, bytes);
 }
 
 lln_status lln_decode_create(const lln_decode_config* config, void* memory, size_t bytes,
                              lln_decode_state** state) {
-  return guarded(__func__, [&](Arguments& arguments) {
-    const lln::DecodeConfig from = arguments.decode(config);
-    arguments.required("memory", memory);
-    arguments.required("state", state);
-    arguments.check();
-    *state = new lln_decode_state{lln::DecodeState(from, {static_cast<std::byte*>(memory), bytes})};
-  });
+  return create(__func__, config, memory, bytes, {LLN_DEVICE_CPU, 0}, nullptr, state);
+}
+
+lln_status lln_decode_create_on(const lln_decode_config* config, void* memory, size_t bytes,
+                                lln_device device, void* stream, lln_decode_state** state) {
+  return create(__func__, config, memory, bytes, device, stream, state);
 }
 
 void lln_decode_destroy(lln_decode_state* state) { delete state; }

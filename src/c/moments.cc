@@ -169,3 +169,23 @@ lln_status lln_update_moments(lln_running_moments* running, const lln_matching_i
     lln::update_moments(running->value, inputs, how);
   });
 }
+
+lln_status lln_update_device_moments(const lln_device_running_moments* running,
+                                     const lln_matching_inputs* in, const lln_exec* exec) {
+  return guarded(__func__, [&](Arguments& arguments) {
+    const lln::DeviceRunningMoments moments = arguments.running(running);
+    const lln::MatchingInputs inputs = arguments.matching(in);
+    const lln::Exec how = arguments.exec(exec);
+    arguments.check();
+    lln::update_moments(moments, inputs, how);
+  });
+}
+
+lln_status lln_matching_workspace_bytes(const lln_matching_inputs* in, size_t* bytes) {
+  return guarded(__func__, [&](Arguments& arguments) {
+    const lln::MatchingInputs inputs = arguments.matching(in);
+    arguments.required("bytes", bytes);
+    arguments.check();
+    *bytes = lln::matching_workspace_bytes(inputs);
+  });
+}

@@ -116,10 +116,15 @@ class StepHead {
   __device__ void read_rows(const Tile& tile, bool adds) {
     tile_ = tile;
     make_weights();
-    float4 acc[kRows];
-    adds ? pass<true, true>(acc) : pass<false, true>(acc);
-    if (c_.shape.block > 0) add_block(acc);
-    write_rows(acc);
+    float4 part[kRows];
+    adds ? pass<true, true>(part) : pass<false, true>(part);
+    float lln[kRows], diag[kRows];
+    sum_columns(part, lln);
+    if (c_.shape.block > 0) {
+      read_block(part);
+      sum_columns(part, diag);
+    }
+    write_rows(lln, diag);
   }
 
   // (m, s) and the count; C and the running block are there already.
@@ -268,12 +273,11 @@ class StepHead {
     }
   }
 
-  // acc = w1 acc + w2 softmax(q k^T / sqrt(d)) v over the running block. Averages at every moment,
-  // so that no sum of large values overflows.
-  __device__ void add_block(float4 (&acc)[kRows]) {
+  // This thread's part of softmax(q k^T / sqrt(d)) v over the running block. Averages at every
+  // moment, so that no sum of large values overflows.
+  __device__ void read_block(float4 (&mean)[kRows]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const std::int64_t keys = block_keys_, dvp = c_.shape.dvp;
-    float4 mean[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) mean[r] = {0, 0, 0, 0};
     float high = -INFINITY, sum = 0;  // of row `warp`
@@ -309,7 +313,6 @@ class StepHead {
       }
       __syncthreads();
     }
-    mix(acc, mean);
   }
 
   // scores[r][j] of keys [begin, begin + count) of the running block: a warp takes a key.
@@ -333,36 +336,39 @@ class StepHead {
     }
   }
 
-  __device__ void mix(float4 (&acc)[kRows], const float4 (&mean)[kRows]) const {
-    const auto at = [&](const Weight& weight, int r, int c) {
-      return weight_at(weight, sequence_, head_of(r), row_of(r), 4 * column_ + c);
-    };
-    const auto mixed = [&](float lln, float diag, int r, int c) {
-      if (r >= tile_.count || first_ >= at_once_ || 4 * column_ + c >= c_.shape.dv) return 0.0F;
-      return at(c_.call.lln_weight, r, c) * lln + at(c_.call.diag_weight, r, c) * diag;
-    };
+  // Element threadIdx.x + i kStepThreads of the tile's [rows, dv] for every i: the sum over the
+  // threads that share its column, in a fixed order.
+  __device__ void sum_columns(const float4 (&part)[kRows], float (&sums)[kRows]) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      acc[r] = {mixed(acc[r].x, mean[r].x, r, 0), mixed(acc[r].y, mean[r].y, r, 1),
-                mixed(acc[r].z, mean[r].z, r, 2), mixed(acc[r].w, mean[r].w, r, 3)};
-    }
-  }
-
-  // The sums of all threads that share a column, in a fixed order, to the caller's rows.
-  __device__ void write_rows(const float4 (&acc)[kRows]) {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) sh_.partial[r][threadIdx.x] = acc[r];
+    for (int r = 0; r < kRows; ++r) sh_.partial[r][threadIdx.x] = part[r];
     __syncthreads();
     const int dv = static_cast<int>(c_.shape.dv);
-    for (int i = static_cast<int>(threadIdx.x); i < tile_.count * dv; i += kStepThreads) {
-      const int r = i / dv, c = i % dv;
-      const auto* const column = reinterpret_cast<const float*>(sh_.partial[r]) + c;
-      float sum = 0;
-      for (int part = 0; part < at_once_; ++part) sum += column[4 * columns_ * part];
-      const std::int64_t at = row_at(c_.call.o, sequence_, head_of(r), row_of(r));
-      store_number(c_.call.o, c_.call.dtype, at + c, sum);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int at = static_cast<int>(threadIdx.x) + i * kStepThreads;
+      if (at >= tile_.count * dv) continue;
+      const auto* const column = reinterpret_cast<const float*>(sh_.partial[at / dv]) + at % dv;
+      sums[i] = 0;
+      for (int p = 0; p < at_once_; ++p) sums[i] += column[4 * columns_ * p];
     }
     __syncthreads();
+  }
+
+  __device__ void write_rows(const float (&lln)[kRows], const float (&diag)[kRows]) const {
+    const DeviceCall& call = c_.call;
+    const int dv = static_cast<int>(c_.shape.dv);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int at = static_cast<int>(threadIdx.x) + i * kStepThreads;
+      if (at >= tile_.count * dv) continue;
+      const int r = at / dv, c = at % dv;
+      float x = lln[i];
+      if (c_.shape.block > 0) {
+        x = weight_at(call.lln_weight, sequence_, head_of(r), row_of(r), c) * x +
+            weight_at(call.diag_weight, sequence_, head_of(r), row_of(r), c) * diag[i];
+      }
+      store_number(call.o, call.dtype, row_at(call.o, sequence_, head_of(r), row_of(r)) + c, x);
+    }
   }
 
   const DecodeCall& c_;

@@ -20,12 +20,16 @@ namespace {
 // are no part of what is captured.
 class OutsideCapture {
  public:
-  OutsideCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  ~OutsideCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  OutsideCapture() { exchange(); }
+  ~OutsideCapture() { exchange(); }
   OutsideCapture(const OutsideCapture&) = delete;
   OutsideCapture& operator=(const OutsideCapture&) = delete;
 
  private:
+  void exchange() {
+    // Fails where there is no driver, and then there is no capture.
+    if (cudaThreadExchangeStreamCaptureMode(&mode_) != cudaSuccess) cudaGetLastError();
+  }
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 

@@ -8,6 +8,7 @@
 #include "cuda/decode.h"
 #include "cuda/plain.h"
 #include "cuda/tiled.h"
+#include "cuda/tiled_causal.h"
 #include "cuda/tiled_diag.h"
 
 namespace lln {
@@ -23,6 +24,7 @@ void add(std::vector<Kernel>& list, std::vector<Kernel> family) {
 std::vector<Kernel> cuda_forward_kernels() {
   std::vector<Kernel> list;
   add(list, cuda::tiled_forward_kernels());
+  add(list, cuda::tiled_causal_forward_kernels());
   add(list, cuda::tiled_diag_forward_kernels());
   add(list, cuda::plain_forward_kernels());
   return list;
@@ -31,6 +33,7 @@ std::vector<Kernel> cuda_forward_kernels() {
 std::vector<Kernel> cuda_backward_kernels() {
   std::vector<Kernel> list;
   add(list, cuda::tiled_backward_kernels());
+  add(list, cuda::tiled_causal_backward_kernels());
   add(list, cuda::tiled_diag_backward_kernels());
   add(list, cuda::plain_backward_kernels());
   return list;

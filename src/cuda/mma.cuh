@@ -58,6 +58,12 @@ __device__ inline std::uint32_t pack<F16>(float x, float y) {
   return word;
 }
 
+// max(x, |y|) of two bf16 numbers each; NaN where one of them is.
+__device__ inline std::uint32_t larger_magnitudes(std::uint32_t x, std::uint32_t y) {
+  asm("{.reg .b32 z; abs.bf16x2 z, %1; max.NaN.bf16x2 %0, %0, z;}" : "+r"(x) : "r"(y));
+  return x;
+}
+
 // d += a b: a is 16 x 16 (rows lane / 4 and + 8), b 16 x 8, d 16 x 8.
 template <class T>
 __device__ inline void mma(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
@@ -79,7 +85,25 @@ __device__ inline std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// Four 8 x 8 matrices, each transposed: lane i gives the address of row i % 8 of matrix i / 8.
+// 16 bytes of shared memory, read here and now: what does not change in a loop would otherwise be
+// kept in registers that there are not enough of.
+__device__ inline uint4 load_shared(const void* p) {
+  uint4 x;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(shared_address(p)));
+  return x;
+}
+
+// Four 8 x 8 matrices: lane i gives the address of row i % 8 of matrix i / 8.
+__device__ inline void load_matrices(std::uint32_t (&x)[4], std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(address)
+               : "memory");
+}
+
+// The same, each transposed: lane i gives the address of row i % 8 of matrix i / 8.
 __device__ inline void load_transposed(std::uint32_t (&x)[4], std::uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
@@ -93,9 +117,9 @@ __device__ inline void copy_async(std::uint32_t to, const void* from, bool valid
                "r"(valid ? 16 : 0)
                : "memory");
 }
-// The same for one number.
-__device__ inline void copy_async(float* to, const float* from, bool valid) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from),
+// One 4-byte word.
+__device__ inline void copy_word_async(std::uint32_t to, const void* from, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
                "r"(valid ? 4 : 0)
                : "memory");
 }
@@ -104,6 +128,20 @@ __device__ inline void copy_commit() { asm volatile("cp.async.commit_group;" :::
 template <int kPending>
 __device__ inline void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Launches of one call follow each other on the device without waiting for the host to see the end
+// of the one before (launch.h): a kernel's blocks may start while the last ones of the previous
+// kernel are under way, and must wait before they read what it wrote.
+__device__ inline void wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ inline void let_next_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 // Waits for `threads` threads of the block, whole warps that name the same barrier; 0 is that of

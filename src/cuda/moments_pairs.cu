@@ -156,7 +156,8 @@ __device__ Moments joined_heads(const MomentsCall& call, const Side& side, std::
                                 std::int64_t head, std::int64_t heads) {
   const DeviceSequence sequence = sequence_at(call.sequences, s);
   const Span span = span_of(call, side, sequence);
-  const std::int64_t pieces = call.sequences.k_jobs.count(span.end - span.begin);
+  const std::int64_t tokens = span.end - span.begin;
+  const std::int64_t pieces = tokens > 0 ? call.sequences.k_jobs.count(tokens) : 0;
   const std::int64_t first = !call.packed ? s * side.pieces
                              : side.keys  ? sequence.k_first_job
                                           : sequence.q_first_job;

@@ -25,30 +25,41 @@ struct DeviceBlock {
   }
 };
 
+// All blocks of a body; none where there is `any` and it is 0.
 template <class Body>
 __global__ void __launch_bounds__(kThreads, 3)
-    plain_kernel(const __grid_constant__ Body body, const std::int64_t first) {
+    plain_kernel(const __grid_constant__ Body body, const std::int64_t blocks,
+                 const std::uint32_t* any) {
+  if (any != nullptr && *any == 0) return;
   DeviceBlock block;
-  body(block, first + blockIdx.x);
+  for (std::int64_t i = blockIdx.x; i < blocks; i += gridDim.x) {
+    body(block, i);
+    __syncthreads();
+  }
 }
 
 struct DeviceLaunch {
   cudaStream_t stream;
+  const std::uint32_t* any = nullptr;
 
   template <class Body>
   void operator()(const Body& body, std::int64_t blocks, int shared) const {
     constexpr int kWithoutAsking = 48 * 1024;
-    if (shared > kWithoutAsking) {
+    if (shared > kWithoutAsking) {  // always the same: calls of other threads need more or less
       check(cudaFuncSetAttribute(plain_kernel<Body>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 shared),
+                                 kSharedBytes),
             Body::kName);
     }
-    constexpr std::int64_t kMostBlocks = 1 << 30;  // of a grid; a kernel may have more
-    for (std::int64_t first = 0; first < blocks; first += kMostBlocks) {
-      const auto count = static_cast<unsigned>(std::min(blocks - first, kMostBlocks));
-      plain_kernel<Body><<<count, kThreads, static_cast<unsigned>(shared), stream>>>(body, first);
-      check_launch(Body::kName);
-    }
+    if (blocks == 0) return;
+    // Kernels that hardly ever have work ask with few blocks; rows without a sequence are no
+    // head's.
+    constexpr std::int64_t kMostBlocks = 1 << 30, kFewBlocks = 256;
+    const bool rarely = any != nullptr && !std::is_same_v<Body, ZeroRows>;
+    const std::int64_t grid = std::min(blocks, rarely ? kFewBlocks : kMostBlocks);
+    plain_kernel<Body>
+        <<<static_cast<unsigned>(grid), kThreads, static_cast<unsigned>(shared), stream>>>(
+            body, blocks, rarely ? any : nullptr);
+    check_launch(Body::kName);
   }
 };
 
@@ -83,15 +94,26 @@ PlainCall prepare(const Call& call) {
 
 void run_forward(const Call& call) {
   const DeviceLaunch launch{static_cast<cudaStream_t>(call.stream)};
-  launch_forward(prepare(call), call.problem.packed, launch);
+  launch_forward(prepare(call), launch);
 }
 
 void run_backward(const Call& call) {
   const DeviceLaunch launch{static_cast<cudaStream_t>(call.stream)};
-  launch_backward(prepare(call), call.problem.packed, launch);
+  launch_backward(prepare(call), launch);
 }
 
 }  // namespace
+
+void run_plain_heads(const Call& call, const std::uint32_t* flags) {
+  DeviceLaunch launch{static_cast<cudaStream_t>(call.stream), flags};
+  PlainCall p = prepare(call);
+  p.only = flags + 1;
+  if (call.problem.op == Op::forward) {
+    launch_forward(p, launch);
+  } else {
+    launch_backward(p, launch);
+  }
+}
 
 std::vector<Kernel> plain_forward_kernels() {
   return {{"cuda-plain", forward_refusal, workspace_bytes, run_forward}};

@@ -50,18 +50,19 @@ struct RowStatistics {
 
 struct PlainCall {
   DeviceCall call;
-  bool causal;
+  bool causal, packed;
   int dim, dim_v;
-  int group;           // query heads that share a key head
-  int tile;            // tokens of a tile
-  std::int64_t parts;  // blocks that share a piece of rows or keys
-  std::int64_t batch;  // of the tensors
-  States pieces;       // of the keys of each piece; causal: `values` of those before it
-  States before;       // causal: m and s of all keys before each piece
-  States total;        // [sequences, heads_k]: c in m
-  States row_pieces;   // t in s, dC in values, of the rows of each piece; causal: of later ones
-  States row_total;    // [sequences, heads_k]
-  float* chunk_c;      // causal backward: c before every tile (chunk_index)
+  int group;                    // query heads that share a key head
+  int tile;                     // tokens of a tile
+  std::int64_t parts;           // blocks that share a piece of rows or keys
+  std::int64_t batch;           // of the tensors
+  std::int64_t q_jobs, k_jobs;  // pieces of rows and of keys, at most
+  States pieces;                // of the keys of each piece; causal: `values` of those before it
+  States before;                // causal: m and s of all keys before each piece
+  States total;                 // [sequences, heads_k]: c in m
+  States row_pieces;  // t in s, dC in values, of the rows of each piece; causal: of later ones
+  States row_total;   // [sequences, heads_k]
+  float* chunk_c;     // causal backward: c before every tile (chunk_index)
   RowStatistics lln, diag;
   float* alpha_sums;   // [q jobs, parts, heads]
   float* weight_sums;  // [q jobs, parts, heads, 2, dim_v + 1]: g * LLN, g * Diag and their totals
@@ -70,9 +71,14 @@ struct PlainCall {
   bool reads_saved;  // the backward is given the state
   ParameterGradient dalpha, dbeta, weights[3];
   bool wants_alpha, wants_beta, wants_weights;
+  // Not null: [sequences, heads_k], nothing but the heads where it is not 0 is computed.
+  const std::uint32_t* only;
 
   __host__ __device__ bool has_lln() const { return call.kind != Kind::diag; }
   __host__ __device__ bool has_diag() const { return call.kind != Kind::lln; }
+  __device__ bool takes(std::int64_t s, std::int64_t hk) const {
+    return only == nullptr || only[s * call.heads_k + hk] != 0;
+  }
   __host__ __device__ int ld() const { return dim | 1; }
   __host__ __device__ int ld_v() const { return dim_v | 1; }
   __host__ __device__ std::int64_t state_size() const {
@@ -83,28 +89,47 @@ struct PlainCall {
 // Where a body works.
 struct Place {
   bool exists = false;
-  std::int64_t s = 0, job = 0, index = 0;  // sequence, job, and its number in the sequence
+  std::int64_t s = 0, job = 0;  // sequence and job
   DeviceSequence sequence = {};
   std::int64_t begin = 0, end = 0;  // rows or keys of the job, counted from the sequence's first
   std::int64_t h = 0, hk = 0;
   __device__ bool has_keys() const { return sequence.key_end > sequence.key_first; }
 };
 
+// The pieces of a sequence, for rows and for keys alike cut from the first token on, valid or not.
+struct PieceList {
+  std::int64_t first_job, count, tokens, piece;
+};
+
+template <bool kKeys>
+__device__ PieceList pieces_of(const PlainCall& p, std::int64_t s, const DeviceSequence& sequence) {
+  const Jobs& jobs = kKeys ? p.call.sequences.k_jobs : p.call.sequences.q_jobs;
+  const std::int64_t tokens = kKeys ? sequence.k_tokens : sequence.q_tokens;
+  const std::int64_t count = jobs.count(tokens);
+  if (!p.packed) return {s * count, count, tokens, jobs.piece(tokens)};
+  return {kKeys ? sequence.k_first_job : sequence.q_first_job, count, tokens, jobs.piece(tokens)};
+}
+
 template <bool kKeys>
 __device__ Place place_of(const PlainCall& p, std::int64_t job, std::int64_t h, std::int64_t hk) {
   const Sequences& all = p.call.sequences;
-  const JobPlace found = find_job<kKeys>(all, job);
   Place place;
-  if (found.s < 0) return place;
-  place.exists = true;
-  const std::int64_t tokens = kKeys ? found.sequence.k_tokens : found.sequence.q_tokens;
-  const std::int64_t piece = (kKeys ? all.k_jobs : all.q_jobs).piece(tokens);
-  place.s = found.s;
+  if (p.packed) {
+    const JobPlace found = find_job<kKeys>(all, job);
+    if (found.s < 0) return place;
+    place.s = found.s;
+    place.sequence = found.sequence;
+  } else {
+    const Jobs& jobs = kKeys ? all.k_jobs : all.q_jobs;
+    place.s = job / jobs.count(kKeys ? all.tokens_k : all.tokens);
+    place.sequence = sequence_at(all, place.s);
+  }
+  const PieceList pieces = pieces_of<kKeys>(p, place.s, place.sequence);
+  place.exists = p.takes(place.s, hk);
   place.job = job;
-  place.index = found.index;
-  place.sequence = found.sequence;
-  place.begin = found.index * piece;
-  place.end = place.begin + piece < tokens ? place.begin + piece : tokens;
+  place.begin = (job - pieces.first_job) * pieces.piece;
+  place.end =
+      place.begin + pieces.piece < pieces.tokens ? place.begin + pieces.piece : pieces.tokens;
   place.h = h;
   place.hk = hk;
   return place;
@@ -229,21 +254,32 @@ struct Elements {
   }
 };
 
-// Hands out shared memory; without memory it only counts.
-class SharedMemory {
- public:
-  __host__ __device__ explicit SharedMemory(float* memory) : memory_(memory) {}
+// Hands out shared memory, or only counts it. Two types, and no null pointers: the compiler must be
+// able to see that what a body reads is shared memory.
+struct SharedMemory {
+  float* memory;
   __host__ __device__ float* take(int count) {
-    float* const piece = memory_ == nullptr ? nullptr : memory_ + used_;
-    used_ += count;
+    float* const piece = memory;
+    memory += count;
     return piece;
   }
-  __host__ __device__ int used() const { return used_; }
-
- private:
-  float* memory_;
-  int used_ = 0;
 };
+
+struct CountedMemory {
+  int floats = 0;
+  __host__ __device__ float* take(int count) {
+    floats += count;
+    return nullptr;
+  }
+};
+
+template <class Memory>
+__host__ __device__ Running take_running(Memory& memory, int count) {
+  float* const m = memory.take(count);
+  float* const s = memory.take(count);
+  float* const keep = memory.take(count);
+  return {m, s, keep, memory.take(count)};
+}
 
 // Tiles of tokens that a kernel asks for.
 enum TileSet : unsigned {
@@ -260,31 +296,32 @@ struct TokenSpan {
 };
 
 struct Tiles {
-  __host__ __device__ Tiles(SharedMemory memory, const PlainCall& p, unsigned set)
+  // Tiles that are not asked for have no room.
+  template <class Memory>
+  __host__ __device__ Tiles(Memory& memory, const PlainCall& p, unsigned set)
       : ld(p.ld()), ld_v(p.ld_v()), ld_p(p.tile + 1) {
     constexpr int kSpanFloats = sizeof(TokenSpan) / sizeof(float);
     seen = reinterpret_cast<TokenSpan*>(memory.take(p.tile * kSpanFloats));  // first: aligned
-    const auto tile = [&](unsigned which, int width) {
-      return (set & which) != 0 ? memory.take(p.tile * width) : nullptr;
-    };
-    x = tile(kTileX, ld);
-    k = tile(kTileK, ld);
-    y = tile(kTileY, ld);
-    v = tile(kTileV, ld_v);
-    w = tile(kTileW, ld_v);
-    z = tile(kTileZ, ld_v);
+    x = memory.take((set & kTileX) != 0 ? p.tile * ld : 0);
+    k = memory.take((set & kTileK) != 0 ? p.tile * ld : 0);
+    y = memory.take((set & kTileY) != 0 ? p.tile * ld : 0);
+    v = memory.take((set & kTileV) != 0 ? p.tile * ld_v : 0);
+    w = memory.take((set & kTileW) != 0 ? p.tile * ld_v : 0);
+    z = memory.take((set & kTileZ) != 0 ? p.tile * ld_v : 0);
     stage = memory.take(kStage * kStageLd);
     pairs = memory.take(p.tile * ld_p);
     dpairs = memory.take(p.tile * ld_p);
     scratch = memory.take(kThreads);
-    float** const rows[] = {&row.m, &row.s, &row.keep, &row.inverse,
-                            &delta, &sums,  &dots,     &diag_dots};
-    for (float** r : rows) *r = memory.take(p.tile);
-    float** const channels[] = {&channel.m, &channel.s, &channel.keep, &channel.inverse, &c, &t};
-    for (float** l : channels) *l = memory.take(p.dim);
+    row = take_running(memory, p.tile);
+    delta = memory.take(p.tile);
+    sums = memory.take(p.tile);
+    dots = memory.take(p.tile);
+    diag_dots = memory.take(p.tile);
+    channel = take_running(memory, p.dim);
+    c = memory.take(p.dim);
+    t = memory.take(p.dim);
     lln_sums = memory.take(p.dim_v + 1);
     diag_sums = memory.take(p.dim_v + 1);
-    used = memory.used();
   }
 
   int ld, ld_v, ld_p;
@@ -300,7 +337,6 @@ struct Tiles {
   Running channel;              // [dim]
   float *c, *t;                 // [dim]
   float *lln_sums, *diag_sums;  // [dim_v + 1]
-  int used;
 };
 
 // The keys of a tile from `begin` on: exponents in tiles.k (-inf where not valid) or the keys

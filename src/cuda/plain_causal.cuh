@@ -129,7 +129,8 @@ struct CausalRows {
   __device__ void operator()(Block& block, std::int64_t index) const {
     const Place at = place_of<false>(p, index / p.call.heads_k, 0, index % p.call.heads_k);
     if (!at.exists) return;
-    const Tiles tiles(SharedMemory(block.shared()), p, CausalRows::tiles(p));
+    SharedMemory memory{block.shared()};
+    const Tiles tiles(memory, p, CausalRows::tiles(p));
     const Walk walk{p, at, tiles, p.pieces.values + index * p.state_size()};
     walk.begin(block);
     for (std::int64_t n = at.begin; n < at.end; n += p.tile) {
@@ -166,7 +167,8 @@ struct CausalRowGradients {
   __device__ void operator()(Block& block, std::int64_t index) const {
     const std::int64_t job = index / p.call.heads_k, hk = index % p.call.heads_k;
     const Place at = place_of<false>(p, job, 0, hk);
-    const Tiles tiles(SharedMemory(block.shared()), p, CausalRowGradients::tiles(p));
+    SharedMemory memory{block.shared()};
+    const Tiles tiles(memory, p, CausalRowGradients::tiles(p));
     const Walk walk{p, at, tiles, p.pieces.values + index * p.state_size()};
     // One query head after the other would walk the state again for each: sums of a head are kept
     // in its slot, tile by tile.
@@ -262,7 +264,8 @@ struct CausalKeyGradients {
   __device__ void operator()(Block& block, std::int64_t index) const {
     const std::int64_t job = index / p.call.heads_k, hk = index % p.call.heads_k;
     const Place at = place_of<true>(p, job, 0, hk);
-    const Tiles tiles(SharedMemory(block.shared()), p, CausalKeyGradients::tiles(p));
+    SharedMemory memory{block.shared()};
+    const Tiles tiles(memory, p, CausalKeyGradients::tiles(p));
     reset_sums(block, p, tiles);
     if (at.exists) walk_back(block, at, tiles, index);
     write_key_sum(block, p, tiles, index);

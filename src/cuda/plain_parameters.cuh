@@ -51,13 +51,14 @@ struct ParameterSums {
     const bool keys = parameter == Parameter::beta;
     if (parameter == Parameter::weight || to.shape[0] != all.count) {
       first = 0;
-      count = keys ? all.k_job_limit : all.q_job_limit;
+      count = keys ? p.k_jobs : p.q_jobs;
       return;
     }
     const DeviceSequence sequence = sequence_at(all, s);
-    count = keys ? all.k_jobs.count(sequence.k_tokens) : all.q_jobs.count(sequence.q_tokens);
-    first = keys ? sequence.k_first_job : sequence.q_first_job;
-    if (all.table == nullptr) first = s * count;
+    const PieceList pieces =
+        keys ? pieces_of<true>(p, s, sequence) : pieces_of<false>(p, s, sequence);
+    first = pieces.first_job;
+    count = pieces.count;
   }
 
   __device__ float term(std::int64_t slot, std::int64_t c) const {

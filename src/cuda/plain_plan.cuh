@@ -10,14 +10,16 @@ namespace lln::cuda::plain {
 
 // Pieces of a state's size are worth some hundred tokens; a walk through a piece has no more than
 // one block.
-inline constexpr Jobs kJobs{8, 9};
+inline constexpr Jobs kJobs{8, 10};
 // Blocks that share a piece where nothing is carried from tile to tile.
 inline constexpr std::int64_t kParts = 8;
 // Shared memory that a block has on every device from compute capability 8.0 on.
 inline constexpr int kSharedBytes = 99 * 1024;
 
 inline int shared_bytes(const PlainCall& p, unsigned tiles) {
-  return Tiles(SharedMemory(nullptr), p, tiles).used * static_cast<int>(sizeof(float));
+  CountedMemory memory;
+  const Tiles counted(memory, p, tiles);
+  return memory.floats * static_cast<int>(sizeof(float));
 }
 
 // The largest tile that fits.
@@ -47,7 +49,7 @@ class Workspace {
   std::size_t used_ = 0;
 };
 
-inline std::int64_t job_limit(const Problem& problem, std::int64_t tokens) {
+inline std::int64_t most_jobs(const Problem& problem, std::int64_t tokens) {
   return problem.packed ? kJobs.most(tokens, problem.sequences)
                         : problem.sequences * kJobs.count(tokens);
 }
@@ -57,13 +59,14 @@ inline PlainCall lay_out(const Problem& problem, Workspace& workspace) {
   PlainCall p{};
   p.call.kind = problem.kind;
   p.causal = problem.causal;
+  p.packed = problem.packed;
   p.dim = static_cast<int>(problem.dim);
   p.dim_v = static_cast<int>(problem.dim_v);
   p.group = static_cast<int>(problem.heads / problem.heads_k);
   p.batch = problem.batch;
   p.parts = problem.causal && p.has_lln() ? 1 : kParts;
-  const std::int64_t q_jobs = job_limit(problem, problem.tokens);
-  const std::int64_t k_jobs = job_limit(problem, problem.tokens_k);
+  const std::int64_t q_jobs = p.q_jobs = most_jobs(problem, problem.tokens);
+  const std::int64_t k_jobs = p.k_jobs = most_jobs(problem, problem.tokens_k);
   const auto states = [&](std::int64_t slots, bool s) {
     return States{workspace.floats(slots * p.dim), s ? workspace.floats(slots * p.dim) : nullptr,
                   workspace.floats(slots * p.state_size())};
@@ -157,36 +160,37 @@ void launch_tiles(const PlainCall& p, std::int64_t blocks, Launch& launch) {
 }
 
 inline int part_bytes() {
-  return PartTiles(SharedMemory(nullptr)).used * static_cast<int>(sizeof(float));
+  CountedMemory memory;
+  const PartTiles counted(memory);
+  return memory.floats * static_cast<int>(sizeof(float));
 }
 
 template <class Launch>
 void launch_states(const PlainCall& p, Launch& launch) {
   const Sequences& all = p.call.sequences;
   if (!p.reads_saved) {
-    launch(KeySums{p}, all.k_job_limit * p.call.heads_k * StatePart::count(p), part_bytes());
+    launch(KeySums{p}, p.k_jobs * p.call.heads_k * StatePart::count(p), part_bytes());
   }
   launch(JoinKeySums{p}, all.count * p.call.heads_k * Pieces::blocks_each(p), 0);
 }
 
 template <class Launch>
-void launch_zero_rows(const PlainCall& p, bool packed, bool backward, Launch& launch) {
+void launch_zero_rows(const PlainCall& p, bool backward, Launch& launch) {
   const Sequences& all = p.call.sequences;
-  if (!packed || all.count == 0) return;
+  if (!p.packed || all.count == 0) return;
   const std::int64_t rows = all.tokens > all.tokens_k ? all.tokens : all.tokens_k;
   launch(ZeroRows{p, backward}, (rows + ZeroRows::kRows - 1) / ZeroRows::kRows, 0);
 }
 
 template <class Launch>
-void launch_forward(const PlainCall& p, bool packed, Launch& launch) {
-  const Sequences& all = p.call.sequences;
+void launch_forward(const PlainCall& p, Launch& launch) {
   if (p.has_lln()) launch_states(p, launch);
   if (p.causal && p.has_lln()) {
-    launch_tiles<CausalRows>(p, all.q_job_limit * p.call.heads_k, launch);
+    launch_tiles<CausalRows>(p, p.q_jobs * p.call.heads_k, launch);
   } else {
-    launch_tiles<ForwardRows>(p, all.q_job_limit * p.parts * p.call.heads, launch);
+    launch_tiles<ForwardRows>(p, p.q_jobs * p.parts * p.call.heads, launch);
   }
-  launch_zero_rows(p, packed, false, launch);
+  launch_zero_rows(p, false, launch);
 }
 
 template <class Launch>
@@ -202,19 +206,19 @@ void launch_parameters(const PlainCall& p, Launch& launch) {
 }
 
 template <class Launch>
-void launch_backward(const PlainCall& p, bool packed, Launch& launch) {
+void launch_backward(const PlainCall& p, Launch& launch) {
   const Sequences& all = p.call.sequences;
   const bool walks = p.causal && p.has_lln();
-  const std::int64_t row_blocks = all.q_job_limit * p.parts * p.call.heads;
-  const std::int64_t key_blocks = all.k_job_limit * p.parts * p.call.heads_k;
+  const std::int64_t row_blocks = p.q_jobs * p.parts * p.call.heads;
+  const std::int64_t key_blocks = p.k_jobs * p.parts * p.call.heads_k;
   if (p.has_lln()) launch_states(p, launch);
   if (walks) {
-    launch_tiles<CausalRowGradients>(p, all.q_job_limit * p.call.heads_k, launch);
+    launch_tiles<CausalRowGradients>(p, p.q_jobs * p.call.heads_k, launch);
   } else {
     launch_tiles<RowGradients>(p, row_blocks, launch);
   }
   if (p.has_lln()) {
-    launch(RowSums{p}, all.q_job_limit * p.call.heads_k * StatePart::count(p), part_bytes());
+    launch(RowSums{p}, p.q_jobs * p.call.heads_k * StatePart::count(p), part_bytes());
     launch(JoinRowSums{p}, all.count * p.call.heads_k * Pieces::blocks_each(p), 0);
   }
   if (walks) {
@@ -223,7 +227,7 @@ void launch_backward(const PlainCall& p, bool packed, Launch& launch) {
     launch_tiles<KeyGradients>(p, key_blocks, launch);
   }
   launch_parameters(p, launch);
-  launch_zero_rows(p, packed, true, launch);
+  launch_zero_rows(p, true, launch);
 }
 
 }  // namespace lln::cuda::plain

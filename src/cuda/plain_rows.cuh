@@ -69,7 +69,8 @@ struct ForwardRows {
   __device__ void operator()(Block& block, std::int64_t index) const {
     const Place at = part_place<false>(p, index);
     if (!at.exists) return;
-    const Tiles tiles(SharedMemory(block.shared()), p, ForwardRows::tiles(p));
+    SharedMemory memory{block.shared()};
+    const Tiles tiles(memory, p, ForwardRows::tiles(p));
     const Elements e{p, at};
     const float* const values = p.total.values + (at.s * p.call.heads_k + at.hk) * p.state_size();
     for (std::int64_t n = at.begin; n < at.end; n += p.tile) {
@@ -235,7 +236,8 @@ struct RowGradients {
   template <class Block>
   __device__ void operator()(Block& block, std::int64_t index) const {
     const Place at = part_place<false>(p, index);
-    const Tiles tiles(SharedMemory(block.shared()), p, RowGradients::tiles(p));
+    SharedMemory memory{block.shared()};
+    const Tiles tiles(memory, p, RowGradients::tiles(p));
     reset_sums(block, p, tiles);
     for (std::int64_t n = at.begin; at.exists && n < at.end; n += p.tile) {
       const int rows = rows_in_tile(p, n, at.end);
@@ -288,7 +290,8 @@ struct KeyGradients {
   template <class Block>
   __device__ void operator()(Block& block, std::int64_t index) const {
     const Place at = part_place<true>(p, index);
-    const Tiles tiles(SharedMemory(block.shared()), p, KeyGradients::tiles(p));
+    SharedMemory memory{block.shared()};
+    const Tiles tiles(memory, p, KeyGradients::tiles(p));
     reset_sums(block, p, tiles);
     for (std::int64_t n = at.begin; at.exists && n < at.end; n += p.tile) {
       const int keys = rows_in_tile(p, n, at.end);

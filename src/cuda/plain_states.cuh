@@ -32,20 +32,19 @@ struct StatePart {
 };
 
 struct PartTiles {
-  __host__ __device__ explicit PartTiles(SharedMemory memory)
+  template <class Memory>
+  __host__ __device__ explicit PartTiles(Memory& memory)
       : weights(memory.take(kMaxTile * kStageLd)),
         values(memory.take(kMaxTile * kStageLd)),
         sums(memory.take(kStage * kStageLd)),
-        channel{memory.take(kStage), memory.take(kStage), memory.take(kStage), memory.take(kStage)},
+        channel(take_running(memory, kStage)),
         row_m(memory.take(kMaxTile)),
         row_inverse(memory.take(kMaxTile)),
-        delta(memory.take(kMaxTile)),
-        used(memory.used()) {}
+        delta(memory.take(kMaxTile)) {}
   float *weights, *values;  // [tokens, channels]
   float* sums;
   Running channel;
   float *row_m, *row_inverse, *delta;  // statistics of rows
-  int used;
 };
 
 // (m, s, C) of the keys of a piece.
@@ -58,7 +57,8 @@ struct KeySums {
     const StatePart part(p, index);
     const Place at = place_of<true>(p, part.job, 0, part.hk);
     if (!at.exists) return;
-    const PartTiles tiles{SharedMemory(block.shared())};
+    SharedMemory memory{block.shared()};
+    const PartTiles tiles(memory);
     const Elements e{p, at};
     const float beta = e.beta();
     clear(block, tiles.sums, kStage * kStageLd);
@@ -106,14 +106,10 @@ struct Pieces {
     Pieces pieces;
     pieces.s = pair / p.call.heads_k;
     pieces.hk = pair % p.call.heads_k;
-    const Sequences& all = p.call.sequences;
-    const DeviceSequence sequence = sequence_at(all, pieces.s);
-    const std::int64_t tokens = kKeys ? sequence.k_tokens : sequence.q_tokens;
-    const Jobs& jobs = kKeys ? all.k_jobs : all.q_jobs;
-    pieces.count = jobs.count(tokens);
-    pieces.first_job = kKeys ? sequence.k_first_job : sequence.q_first_job;
-    if (all.table == nullptr) pieces.first_job = pieces.s * pieces.count;
-    pieces.l = static_cast<int>(element / p.dim_v);
+    const PieceList list = pieces_of<kKeys>(p, pieces.s, sequence_at(p.call.sequences, pieces.s));
+    pieces.first_job = list.first_job;
+    pieces.count = list.count;
+    pieces.l = p.takes(pieces.s, pieces.hk) ? static_cast<int>(element / p.dim_v) : p.dim;
     pieces.c = static_cast<int>(element % p.dim_v);
     return pieces;
   }
@@ -205,7 +201,8 @@ struct RowSums {
     const StatePart part(p, index);
     Place at = place_of<false>(p, part.job, 0, part.hk);
     if (!at.exists) return;
-    const PartTiles tiles{SharedMemory(block.shared())};
+    SharedMemory memory{block.shared()};
+    const PartTiles tiles(memory);
     float* const c = tiles.channel.m;
     float* const t = tiles.channel.s;
     const float* const from =

@@ -208,7 +208,8 @@ __global__ void __launch_bounds__(kThreads) packed_kernel(const PackedTable pack
                          base.q + upto.q - jobs.q,
                          base.k + upto.k - jobs.k};
     } else if (s < end) {
-      packed.table[s] = {};
+      packed.table[s] = {
+          0, 0, 0, 0, 0, 0, 0, s * packed.q_jobs.count(0), s * packed.k_jobs.count(0)};
     }
     base = base + total;
   }

@@ -289,13 +289,14 @@ struct HeadRows {
     const int i = static_cast<int>(threadIdx.x), row = step.key + i % kDiagTile;
     const bool there = row < step.key_end;
     if (i < kDiagTile) {
-      copy_async(statistics.mass + i, there ? mass + row : mass, there);
+      copy_word_async(shared_address(statistics.mass + i), there ? mass + row : mass, there);
       if (weight.at != nullptr) {
-        copy_async(statistics.weight + i, there ? weight.at + (begin + row) * weight.stride : mass,
-                   there);
+        copy_word_async(shared_address(statistics.weight + i),
+                        there ? weight.at + (begin + row) * weight.stride : mass, there);
       }
     } else if (i < 2 * kDiagTile) {
-      copy_async(statistics.delta + i - kDiagTile, there ? delta + row : delta, there);
+      copy_word_async(shared_address(statistics.delta + i - kDiagTile), there ? delta + row : delta,
+                      there);
     }
   }
 };

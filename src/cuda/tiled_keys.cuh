@@ -257,9 +257,13 @@ struct KeyWalk {
 // One block per key job, key head and kWidth columns of v. whole: a sequence is one piece, whose
 // sums are its state.
 template <class T, int kDim, int kWidth, int kStages>
-__global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 4 : kDim == 128 ? 2 : 1)
+__global__ void __launch_bounds__(2 * kDim, kDim == 64    ? 4
+                                            : kDim == 128 ? 2
+                                                          : 1)
     key_sums(const __grid_constant__ TiledCall tiled, bool whole) {
   extern __shared__ __align__(128) unsigned char shared[];
+  wait_for_previous();
+  let_next_start();
   const DeviceCall& call = tiled.call;
   // 32-bit divisions: a grid has fewer blocks.
   const std::uint32_t splits = kDim <= kWidth ? 1 : (static_cast<int>(call.dim_v) - 1) / kWidth + 1;

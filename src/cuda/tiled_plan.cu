@@ -10,7 +10,14 @@
 namespace lln::cuda {
 namespace {
 
-constexpr int kKeyRowsPieceLog2 = 9;
+// Rows whose results do not depend on how they are cut into pieces: the longest pieces that still
+// give every multiprocessor its blocks, because a block begins by reading the state of its head.
+int longest_piece_log2(const Problem& p, std::int64_t rows, int blocks_each) {
+  const std::int64_t blocks = std::int64_t{multiprocessors(p.device.index)} * blocks_each * 9 / 10;
+  int log2 = 6;
+  while (log2 < 13 && (rows >> (log2 + 1)) >= blocks) ++log2;
+  return log2;
+}
 
 // Key sums of one sequence at most; 0 where packed (TiledCall::key_pieces).
 std::int64_t key_pieces_of(const Problem& p, const Jobs& jobs) {
@@ -174,7 +181,10 @@ TiledWork prepare_tiled(const Call& call) {
   TiledWork work;
   TiledCall& tiled = work.tiled;
   tiled.call = make_device_call(call);
-  prepare_sequences(call, backward ? jobs : kRowJobs, jobs, scratch.table, tiled.call);
+  const int blocks_each = tiled_width(p) <= 64 ? 4 : 2;  // of the kernels, on a multiprocessor
+  const Jobs row_jobs{.every_log2 =
+                          longest_piece_log2(p, p.batch * p.heads * p.tokens, blocks_each)};
+  prepare_sequences(call, backward ? jobs : row_jobs, jobs, scratch.table, tiled.call);
   if (p.kind == Kind::lln) tiled.call.lln_weight = {.constant = 1};
   if (p.kind == Kind::diag) tiled.call.diag_weight = {.constant = 1};
   const AttentionSaved& saved = backward ? call.grads.saved : call.out.saved;
@@ -195,8 +205,9 @@ TiledWork prepare_tiled(const Call& call) {
   if (p.packed) {
     plan.key_rows_jobs = tiled.call.sequences.k_job_limit;
   } else {
-    tiled.key_rows_piece_log2 = kKeyRowsPieceLog2;
-    plan.key_rows_jobs = p.batch * (((p.tokens_k - 1) >> kKeyRowsPieceLog2) + 1);
+    tiled.key_rows_piece_log2 =
+        longest_piece_log2(p, p.batch * p.heads_k * p.tokens_k, tiled_width(p) <= 64 ? 4 : 1);
+    plan.key_rows_jobs = p.batch * (((p.tokens_k - 1) >> tiled.key_rows_piece_log2) + 1);
   }
   plan.stream = static_cast<cudaStream_t>(call.stream);
   return work;

@@ -12,10 +12,6 @@ int tiled_width(const Problem& p);
 
 // The jobs of the sums over keys and, in the backward pass, over rows.
 Jobs sum_jobs(const Problem& p);
-// Rows of a forward pass do not depend on each other: pieces that keep all multiprocessors busy and
-// read C seldom enough.
-inline constexpr Jobs kRowJobs{8, 9};
-
 // What all tiled families refuse; empty where they do not.
 std::string tiled_refusal(const Problem& p);
 

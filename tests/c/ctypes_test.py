@@ -80,7 +80,8 @@ class Constants(ctypes.Structure):
 
 class MatchingOptions(ctypes.Structure):
     _fields_ = [("mode", c_int32), ("feature", c_int32), ("causal", c_int32),
-                ("constants", POINTER(Constants)), ("running", c_void_p)]
+                ("constants", POINTER(Constants)), ("running", c_void_p),
+                ("running_on_device", c_void_p)]
 
 
 class Report(ctypes.Structure):

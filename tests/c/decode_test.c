@@ -59,6 +59,16 @@ static Owned create(lln_kind kind) {
   void* const memory = (char*)owned.block + (64 - (uintptr_t)owned.block % 64);
   CHECK_INVALID(lln_decode_create(&config, memory, bytes - 1, &owned.state), "bytes");
   CHECK(owned.state == NULL);
+  // Devices: the CPU is one, and no machine has so many of the others.
+  const lln_device cpu = {.kind = LLN_DEVICE_CPU}, absent = {.kind = LLN_DEVICE_CUDA, .index = 60};
+  size_t same = 0, on_device = 0;
+  CHECK_OK(lln_decode_state_bytes_on(&config, cpu, &same));
+  CHECK_OK(lln_decode_state_bytes_on(&config, absent, &on_device));
+  CHECK(same == bytes && on_device > bytes);  // there the counts of tokens are in it too
+  CHECK_INVALID(lln_decode_create_on(&config, memory, bytes, absent, NULL, &owned.state), "bytes");
+  CHECK_ERROR(lln_decode_create_on(&config, memory, on_device, absent, NULL, &owned.state),
+              LLN_ERROR_UNSUPPORTED, "no state of");
+  CHECK(owned.state == NULL);
   CHECK_OK(lln_decode_create(&config, memory, bytes, &owned.state));
   return owned;
 }

@@ -37,6 +37,8 @@ static void test_null_pointers(void) {
   CHECK_INVALID(lln_match_moments(NULL, &scales, NULL, NULL, NULL), "in is null");
   CHECK_INVALID(lln_match_moments(&q_and_k, NULL, NULL, NULL, NULL), "out is null");
   CHECK_INVALID(lln_update_moments(NULL, &q_and_k, NULL), "running is null");
+  CHECK_INVALID(lln_update_device_moments(NULL, &q_and_k, NULL), "running is null");
+  CHECK_INVALID(lln_matching_workspace_bytes(NULL, NULL), "in is null; bytes is null");
   CHECK_INVALID(lln_running_create(0.5, NULL), "running is null");
   CHECK_INVALID(lln_running_get(NULL, NULL, NULL, 1), "running is null; q is null; k is null");
   CHECK_INVALID(lln_running_set(NULL, &head, NULL, 1), "running is null; k is null");
@@ -88,6 +90,10 @@ static void test_constants_out_of_range(void) {
   CHECK_OK(lln_decode_config_init(&config));
   config.kind = -1;
   CHECK_INVALID(lln_decode_state_bytes(&config, &bytes), "kind is -1: expected 0 to 3");
+  const lln_device nowhere = {.kind = 2};
+  CHECK_INVALID(lln_decode_state_bytes_on(&config, nowhere, &bytes), "state.device.kind is 2");
+  CHECK_INVALID(lln_decode_create_on(&config, &config, 8, nowhere, NULL, NULL),
+                "lln_decode_create_on: 3 faults");
   lln_threads* threads;
   CHECK_INVALID(lln_threads_create(-1, &threads), "count is -1: expected 0 to");
   lln_matching_constants constants;

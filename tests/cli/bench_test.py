@@ -76,6 +76,17 @@ class Report(Scratch):
         report = json.loads(lln("bench", *problems, *FAST, "--json").stdout)
         self.assertEqual([r["problem"] for r in report["results"]], problems)
 
+    def test_matched(self):
+        report = json.loads(lln("bench", LLN, "--matched", *FAST, "--json").stdout)
+        self.assertEqual(list(report["results"][0]), RESULT_KEYS + ["matched"])
+        error = lln("bench", "forward:f32:cpu:n8d8:lln:causal", "--matched", expect=3).stderr
+        self.assertIn("alpha and beta are matched in a bidirectional forward", error)
+
+    def test_devices(self):
+        self.assertIn("--graph is for", lln("bench", LLN, "--graph", expect=2).stderr)
+        error = lln("bench", LLN, LLN.replace(":cpu:", ":cuda:"), expect=2).stderr
+        self.assertIn("problems on cpu and on cuda", error)
+
     def test_what_cannot_be_measured(self):
         self.assertIn("nothing to measure", lln("bench", expect=2).stderr)
         self.assertIn(

@@ -115,7 +115,8 @@ TEST_F(CudaSequences, OneBadEntryLeavesAllSequencesEmpty) {
   in.cu_seqlens_q = list.view();
   const std::vector<DeviceSequence> table = make_table(problem, in);
   for (std::size_t s = 0; s < table.size(); ++s) {
-    expect_entry(table[s], DeviceSequence{}, s);
+    const auto jobs = static_cast<std::int64_t>(s);  // one for each, as for all empty sequences
+    expect_entry(table[s], {0, 0, 0, 0, 0, 0, 0, jobs, jobs}, s);
   }
   EXPECT_THROW(cuda::throw_reported_faults(0), Error);
   EXPECT_NO_THROW(cuda::throw_reported_faults(0));

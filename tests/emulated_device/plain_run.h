@@ -92,8 +92,6 @@ inline cuda::DeviceCall device_call(const Call& call,
   all.tokens = p.tokens;
   all.tokens_k = p.tokens_k;
   all.q_jobs = all.k_jobs = cuda::plain::kJobs;
-  all.q_job_limit = cuda::plain::job_limit(p, p.tokens);
-  all.k_job_limit = cuda::plain::job_limit(p, p.tokens_k);
   all.mask = call.in.key_mask.data;
   all.mask_batch = call.in.key_mask.stride[0];
   all.mask_token = call.in.key_mask.stride[1];
@@ -104,8 +102,9 @@ inline std::vector<cuda::DeviceSequence> device_table(const CheckedCall& checked
   std::vector<cuda::DeviceSequence> table;
   std::int64_t q_job = 0, k_job = 0;
   for (const Sequence& s : checked.sequences) {
+    const bool packed = checked.call.problem.packed;  // otherwise nobody looks at the jobs
     table.push_back({s.batch, s.q_begin, s.q_tokens, s.k_begin, s.k_tokens, s.key_first, s.key_end,
-                     q_job, k_job});
+                     packed ? q_job : -1, packed ? k_job : -1});
     q_job += cuda::plain::kJobs.count(s.q_tokens);
     k_job += cuda::plain::kJobs.count(s.k_tokens);
   }
@@ -125,9 +124,9 @@ inline void run_plain_kernels(CheckedCall& checked, bool reverse,
   p.call = device_call(call, table);
   const auto launch = [&](auto&& with) {
     if (call.problem.op == Op::forward) {
-      cuda::plain::launch_forward(p, call.problem.packed, with);
+      cuda::plain::launch_forward(p, with);
     } else {
-      cuda::plain::launch_backward(p, call.problem.packed, with);
+      cuda::plain::launch_backward(p, with);
     }
   };
   if (reverse) {

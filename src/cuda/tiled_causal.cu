@@ -1,0 +1,186 @@
+// The causal tiled family on the host: which calls it takes, how its scratch memory is laid out,
+// and what is launched. Its kernels have no reference exponents: heads whose exponents are not
+// moderate or whose results are not finite are flagged, and the plain kernels compute those again.
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/tiled_causal.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "cuda/device.h"
+#include "cuda/plain.h"
+#include "cuda/tiled_causal_call.h"
+
+namespace lln::cuda {
+namespace {
+
+constexpr std::int64_t kWidest = 128;
+
+std::string refusal(const Problem& p) {
+  if (p.device.kind != DeviceKind::cuda) return "is for tensors on CUDA devices";
+  if (p.dtype != DType::bf16) return "takes bf16 alone";
+  if (!p.causal) return "is for causal attention";
+  if (!p.has_lln()) return "takes kinds lln and lln+diag";
+  if (p.kind == Kind::lln_diag &&
+      (p.diag_block > kChunk || !std::has_single_bit(static_cast<std::uint64_t>(p.diag_block)))) {
+    return "takes diagonal blocks of powers of two up to " + std::to_string(kChunk);
+  }
+  if (p.feature != Feature::exp) return "takes the feature map exp alone";
+  if (p.dim % 8 != 0 || p.dim_v % 8 != 0) return "needs dim and dim_v in multiples of 8";
+  if (std::max(p.dim, p.dim_v) > kWidest) {
+    return "takes dim and dim_v up to " + std::to_string(kWidest);
+  }
+  return device_refusal(p.device.index);
+}
+
+bool aligned(const ConstView& view) {
+  return reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && view.stride[0] % 8 == 0 &&
+         view.stride[1] % 8 == 0 && view.stride[2] % 8 == 0;
+}
+
+bool aligned_state(const AttentionSaved& saved) {
+  const View& values = saved.channel_values;
+  return reinterpret_cast<std::uintptr_t>(values.data) % 8 == 0 && values.stride[0] % 2 == 0 &&
+         values.stride[1] % 2 == 0 && values.stride[2] % 2 == 0;
+}
+
+bool by_channel(const ConstView& weight) { return weight.given() && weight.shape[3] > 1; }
+
+bool takes(const Call& call) {
+  const AttentionGradients& grads = call.grads;
+  for (const ConstView& view : {call.in.q, call.in.k, call.in.v, ConstView(call.out.o), grads.g,
+                                ConstView(grads.dq), ConstView(grads.dk), ConstView(grads.dv)}) {
+    if (!aligned(view)) return false;
+  }
+  if (!aligned_state(call.out.saved)) return false;
+  for (const View& view :
+       {grads.dalpha, grads.dbeta, grads.dmix, grads.dlln_weight, grads.ddiag_weight}) {
+    if (view.given()) return false;
+  }
+  if (call.problem.op == Op::backward && call.problem.has_diag()) {
+    return !by_channel(call.in.mix) && !by_channel(call.in.lln_weight) &&
+           !by_channel(call.in.diag_weight);
+  }
+  return true;
+}
+
+// Scratch memory, in the order in which it is used.
+class Layout {
+ public:
+  explicit Layout(std::byte* base) : base_(base) {}
+  template <class T>
+  T* take(std::int64_t count) {
+    T* const at = reinterpret_cast<T*>(base_ + bytes_);
+    bytes_ += (static_cast<std::size_t>(count) * sizeof(T) + 255) / 256 * 256;
+    return at;
+  }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* base_;
+  std::size_t bytes_ = 0;
+};
+
+// Flags come first: what follows them is the plain kernels' when these are done.
+std::int64_t flag_count(const Problem& p) { return 1 + p.sequences * p.heads_k; }
+std::size_t flag_bytes(const Problem& p) {
+  Layout layout(nullptr);
+  layout.take<std::uint32_t>(flag_count(p));
+  return layout.bytes();
+}
+
+bool has_pieces(const Problem& p) { return p.tokens > std::int64_t{1} << kCausalPieceLog2; }
+
+Partials partials(Layout& layout, const Problem& p, std::int64_t heads) {
+  const std::int64_t slots = ((p.batch * p.tokens >> kCausalPieceLog2) + 1) * heads;
+  Partials sums;
+  sums.s = layout.take<float>(slots * p.dim);
+  sums.values = layout.take<float>(slots * p.dim * p.dim_v);
+  return sums;
+}
+
+struct Scratch {
+  void* table = nullptr;
+  CausalCall causal;  // the pointers to scratch memory
+  std::size_t bytes = 0;
+};
+
+Scratch lay_out(const Problem& p, std::byte* base) {
+  Layout layout(base);
+  Scratch scratch;
+  CausalCall& causal = scratch.causal;
+  causal.flags = layout.take<std::uint32_t>(flag_count(p));
+  scratch.table = layout.take<std::byte>(static_cast<std::int64_t>(table_bytes(p)));
+  if (has_pieces(p)) causal.before = partials(layout, p, p.heads_k);
+  causal.rows = p.batch * p.tokens;
+  if (p.op == Op::backward) {
+    if (has_pieces(p)) causal.behind = partials(layout, p, p.heads);
+    causal.inverse = layout.take<float>(p.heads * causal.rows);
+    causal.delta = layout.take<float>(p.heads * causal.rows);
+    if (p.has_diag()) {
+      causal.diag_mass = layout.take<float>(p.heads * causal.rows);
+      causal.diag_delta = layout.take<float>(p.heads * causal.rows);
+      causal.diag_weight = layout.take<float>(p.heads * causal.rows);
+    }
+  }
+  scratch.bytes = layout.bytes();
+  return scratch;
+}
+
+const Kernel& plain_kernel(Op op) {
+  static const std::vector<Kernel> forward = plain_forward_kernels();
+  static const std::vector<Kernel> backward = plain_backward_kernels();
+  return op == Op::forward ? forward.front() : backward.front();
+}
+
+std::size_t bytes(const Problem& p, int workers) {
+  return std::max(lay_out(p, nullptr).bytes,
+                  flag_bytes(p) + plain_kernel(p.op).workspace_bytes(p, workers));
+}
+
+StateView given_state(const AttentionSaved& saved) {
+  StateView state;
+  state.c = static_cast<float*>(saved.key_lse.data);
+  state.c_sequence = saved.key_lse.stride[0];
+  state.c_head = saved.key_lse.stride[1];
+  state.values = static_cast<float*>(saved.channel_values.data);
+  state.sequence = saved.channel_values.stride[0];
+  state.head = saved.channel_values.stride[1];
+  state.row = saved.channel_values.stride[2];
+  return state;
+}
+
+void run(const Call& call) {
+  const Problem& p = call.problem;
+  if (!takes(call)) return plain_kernel(p.op).run(call);
+  Scratch scratch = lay_out(p, call.workspace);
+  CausalCall& causal = scratch.causal;
+  causal.call = make_device_call(call);
+  CausalPlan plan;
+  plan.stream = static_cast<cudaStream_t>(call.stream);
+  prepare_sequences(call, kCausalJobs, kCausalJobs, scratch.table, causal.call);
+  check(cudaMemsetAsync(causal.flags, 0, static_cast<std::size_t>(flag_count(p)) * 4, plan.stream),
+        "cudaMemsetAsync");
+  if (p.op == Op::forward && call.out.saved.key_lse.given()) {
+    causal.saved = given_state(call.out.saved);
+  }
+  if (p.has_diag()) causal.diag_log2 = std::countr_zero(static_cast<std::uint64_t>(p.diag_block));
+  plan.width = std::max(p.dim, p.dim_v) <= 64 ? 64 : 128;
+  plan.pieces = has_pieces(p);
+  plan.jobs = causal.call.sequences.q_job_limit;
+  (p.op == Op::forward ? launch_causal_forward : launch_causal_backward)(causal, plan);
+  Call again = call;
+  again.workspace = call.workspace + flag_bytes(p);
+  run_plain_heads(again, causal.flags);
+}
+
+}  // namespace
+
+std::vector<Kernel> tiled_causal_forward_kernels() {
+  return {{"cuda-tiled-causal", refusal, bytes, run}};
+}
+std::vector<Kernel> tiled_causal_backward_kernels() {
+  return {{"cuda-tiled-causal", refusal, bytes, run}};
+}
+
+}  // namespace lln::cuda

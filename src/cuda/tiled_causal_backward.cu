@@ -1,0 +1,33 @@
+// The launches of the causal backward walks.
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/tiled_causal_keys.cuh"
+#include "cuda/tiled_causal_launch.cuh"
+#include "cuda/tiled_causal_rows.cuh"
+
+namespace lln::cuda {
+namespace {
+
+template <int kDim, bool kDiag>
+void backward_of_width(const CausalCall& causal, const CausalPlan& plan) {
+  const auto rows = plan.pieces ? causal_rows<kDim, kDiag, true> : causal_rows<kDim, kDiag, false>;
+  if (plan.pieces) launch_before<kDim>(causal, plan);
+  launch("causal_rows", rows, plan.jobs * causal.call.heads, CausalShape<kDim>::kThreads,
+         CausalRowsShape<kDim>::kShared, plan.stream, causal);
+  if (plan.pieces) launch_join_behind(causal, plan);
+  launch("causal_keys", causal_keys<kDim, kDiag>, plan.jobs * causal.call.heads_k,
+         CausalShape<kDim>::kThreads, CausalKeysShape<kDim>::kShared, plan.stream, causal);
+}
+
+}  // namespace
+
+void launch_causal_backward(const CausalCall& causal, const CausalPlan& plan) {
+  const bool diag = causal.call.kind == Kind::lln_diag;
+  if (plan.width == 64) {
+    return diag ? backward_of_width<64, true>(causal, plan)
+                : backward_of_width<64, false>(causal, plan);
+  }
+  return diag ? backward_of_width<128, true>(causal, plan)
+              : backward_of_width<128, false>(causal, plan);
+}
+
+}  // namespace lln::cuda

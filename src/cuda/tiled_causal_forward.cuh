@@ -1,0 +1,167 @@
+// The forward walk of causal LLN and LLN+Diag. With Ea = 2^(alpha q), Eu = 2^(beta k) (reference 0,
+// rounded to bf16) and the state K = sum Eu (x) v, s = sum Eu over all keys before a chunk,
+//   o = (Ea K + S v) / (Ea s + S 1),     S = Ea Eu^T inside the chunk, where row >= key.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cuda/tiled_causal_chunks.cuh"
+#include "cuda/tiled_causal_diag.cuh"
+
+namespace lln::cuda {
+
+template <int kDim>
+struct CausalForwardShape : CausalShape<kDim> {
+  using Base = CausalShape<kDim>;
+  static constexpr int kStages = kDim <= 64 ? 2 : 3;
+  static constexpr int kStageBytes = 3 * Base::kTileBytes;  // q, k, v
+  static constexpr int kShared =
+      kStages * kStageBytes + Base::kTileBytes + Base::kStateBytes + kDim * 2;
+};
+
+// Numerators and masses (in [0] and [2]) of 16 rows of a chunk.
+template <int kDim>
+__device__ inline void add_rows(float (&acc)[CausalShape<kDim>::kPart / 8][4], float (&mass)[4],
+                                const RowOperand<kDim>& ea, int first, int column,
+                                const unsigned char* eu_tile, const unsigned char* v_tile,
+                                const unsigned char* state, const Bf16* state_mass) {
+  const int t = threadIdx.x & 3;
+  const std::uint32_t ones = pack<Bf16>(1, 1);
+#pragma unroll
+  for (int step = 0; step < kDim / 16; ++step) {
+    multiply_by_tile<kDim>(acc, ea[step], state, 16 * step, column);
+    const auto* const s = reinterpret_cast<const std::uint32_t*>(state_mass + 16 * step + 2 * t);
+    mma(mass, ea[step], s[0], s[4]);
+  }
+#pragma unroll
+  for (int key = 0; key < kChunk; key += 16) {
+    if (key > first) continue;
+    float s[2][4] = {};
+#pragma unroll
+    for (int step = 0; step < kDim / 16; ++step) {
+      multiply_by_tile_rows<kDim>(s, ea[step], eu_tile, key, step);
+    }
+    if (key == first) mask_diagonal(s);
+    std::uint32_t y[4];
+    pack_left(y, s);
+    mma(mass, y, ones, ones);
+    multiply_by_tile<kDim>(acc, y, v_tile, key, column);
+  }
+}
+
+// (c, C) after the last token. False where it is out of reach.
+template <int kDim>
+__device__ inline bool save_state(const StateView& saved, const CausalPiece& piece,
+                                  const ChannelRows<kDim>& rows, int dim, int dim_v) {
+  const int t = threadIdx.x & 3;
+  bool good = true;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int channel = rows.channel(half);
+    if (channel >= dim) continue;
+    const float s = rows.mass[2 * half], inverse = s == 0 ? 0 : 1 / s;
+    good = good && s <= kLargestBf16;
+    if (t == 0) saved.c_at(piece.s, piece.head_k)[channel] = s == 0 ? -INFINITY : logf(s);
+    float* const to = saved.values_at(piece.s, piece.head_k) + channel * saved.row;
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n) {
+      if (8 * n >= dim_v) continue;
+      const float2 pair = {rows.values[n][2 * half] * inverse,
+                           rows.values[n][2 * half + 1] * inverse};
+      good = good && fabsf(pair.x) <= kLargestBf16 && fabsf(pair.y) <= kLargestBf16;
+      *reinterpret_cast<float2*>(to + 8 * n + 2 * t) = pair;
+    }
+  }
+  return good;
+}
+
+// One block per piece and query head; the heads of a group walk the same keys.
+template <int kDim, bool kDiag>
+__global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 3 : 1)
+    causal_forward(const __grid_constant__ CausalCall causal) {
+  using Shape = CausalForwardShape<kDim>;
+  constexpr int kCount = Shape::kPart / 8;
+  extern __shared__ __align__(128) unsigned char shared[];
+  unsigned char* const eu_tile = shared + Shape::kStages * Shape::kStageBytes;
+  unsigned char* const state_tile = eu_tile + Shape::kTileBytes;
+  Bf16* const state_mass = reinterpret_cast<Bf16*>(state_tile + Shape::kStateBytes);
+  const DeviceCall& call = causal.call;
+  const CausalPiece piece = find_causal_piece<false>(call);
+  if (piece.s < 0) return;
+  const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
+  const int warp = threadIdx.x >> 5;
+  const int first = 16 * (warp & 3), column = 64 * (warp >> 2);  // rows and columns of this warp
+  const KeyChunks<kDim> keys(call, piece);
+  const Bf16* const q = piece.rows<const Bf16>(call.q);
+  Bf16* const o = piece.rows<Bf16>(call.o);
+  const int chunks = (piece.count + kChunk - 1) / kChunk;
+  const auto start = [&](int chunk) {
+    if (chunk < chunks) {
+      unsigned char* const stage = shared + chunk % Shape::kStages * Shape::kStageBytes;
+      keys.copy(stage + Shape::kTileBytes, stage + 2 * Shape::kTileBytes, chunk * kChunk);
+      copy_chunk<kDim>(stage, q, call.q.token, chunk * kChunk, piece.count, dim);
+    }
+    copy_commit();
+  };
+  for (int chunk = 0; chunk < Shape::kStages - 1; ++chunk) start(chunk);
+  if (piece.first) {
+    zero_rows_before(o, call.o.token, piece.sequence.key_first, dim_v);
+  }
+  ChannelRows<kDim> state;
+  if (!piece.first) {
+    state.read(causal.before, piece.slot * call.heads_k + piece.head_k, dim, dim_v);
+  }
+  const float alpha = scale_at(call.alpha, piece.s, piece.head) * kLog2E;
+  const float beta = scale_at(call.beta, piece.s, piece.head_k) * kLog2E;
+  const CausalWeights weights(call, piece);
+  Largest largest_q, largest_k, largest_o;
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    copy_wait<Shape::kStages - 2>();
+    __syncthreads();
+    start(chunk + Shape::kStages - 1);
+    const unsigned char* const stage = shared + chunk % Shape::kStages * Shape::kStageBytes;
+    const unsigned char* const k_tile = stage + Shape::kTileBytes;
+    const unsigned char* const v_tile = k_tile + Shape::kTileBytes;
+    const std::uint64_t valid = keys.valid(chunk * kChunk);
+    write_exponentials<kDim>(eu_tile, k_tile, beta, valid, largest_k);
+    state.write_tile(state_tile);
+    write_mass(state_mass, state);
+    RowOperand<kDim> ea;
+    load_left<kDim>(ea, stage, first);
+#pragma unroll
+    for (int step = 0; step < kDim / 16; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) largest_q.see(ea[step][i]);
+    }
+    float diag[kDiag ? kCount : 1][4] = {};
+    if constexpr (kDiag) {
+      diag_rows<kDim>(diag, ea, first, column, k_tile, v_tile, valid, causal.diag_log2,
+                      weights.diag_scale);
+    }
+    row_exponentials<kDim>(ea, alpha, dim);
+    __syncthreads();
+    float acc[kCount][4] = {};
+    float mass[4] = {};
+    add_rows<kDim>(acc, mass, ea, first, column, eu_tile, v_tile, state_tile, state_mass);
+    const int row = chunk * kChunk + first;
+    if constexpr (kDiag) {
+      weights.join(acc, diag, mass, piece, row, column);
+    } else {
+      const float inverse[2] = {mass[0] == 0 ? 0 : 1 / mass[0], mass[2] == 0 ? 0 : 1 / mass[2]};
+#pragma unroll
+      for (int n = 0; n < kCount; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) acc[n][i] *= inverse[i >> 1];
+      }
+    }
+    store_natural(o, call.o.token, row, piece.count, column, dim_v, acc, largest_o);
+    add_chunk<kDim>(state, eu_tile, v_tile);
+  }
+  bool good = largest_q.at_most(kLargestModerate / fabsf(alpha)) &&
+              largest_k.at_most(kLargestModerate / fabsf(beta)) && largest_o.at_most(kLargestBf16);
+  if (piece.last && causal.saved.c != nullptr && piece.head % (call.heads / call.heads_k) == 0) {
+    good = save_state(causal.saved, piece, state, dim, dim_v) && good;
+  }
+  report_reach(causal, piece, good);
+}
+
+}  // namespace lln::cuda

@@ -1,0 +1,96 @@
+"""tools/gpu_check on a build folder whose programs only pretend: every part is run and recorded,
+and what fails is not lost among what passes.
+
+    gpu_check_test.py ROOT
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import textwrap
+import unittest
+
+ROOT = pathlib.Path(sys.argv.pop(1)).resolve()
+
+PROGRAM = """\
+    #!{python}
+    import json, sys
+    verb = sys.argv[1]
+    if verb == "info":
+        print(json.dumps({{"cuda": {{"devices": [{{"usable": {usable}}}]}}}}))
+    elif verb == "check":
+        print(json.dumps({{"passed": 3, "failed": {failed}, "skipped": 1, "results": []}}))
+        sys.exit({failed})
+    else:
+        result = {{"problem": "p", "graph": "--graph" in sys.argv}}
+        print(json.dumps({{"machine": {{"device": "d"}}, "results": [result]}}))
+    """
+TEST = """\
+    #!/bin/sh
+    echo '{"tests": 2, "failures": 0}' >"${1#--gtest_output=json:}"
+    """
+
+
+class GpuCheck(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.write("tests/cuda/cuda_one_test", TEST)
+        self.write("tests/cuda/cuda_large_test", TEST)
+
+    def write(self, name, text):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+        path.chmod(0o755)
+
+    def run_check(self, *arguments, failed=0, usable=True):
+        self.write("bin/lln", PROGRAM.format(python=sys.executable, failed=failed, usable=usable))
+        output = self.folder / "out.json"
+        command = [ROOT / "tools/gpu_check", "--build", self.folder, "--output", output]
+        done = subprocess.run([sys.executable, *command, *arguments], capture_output=True,
+                              text=True)
+        report = json.loads(output.read_text())
+        self.assertEqual(done.returncode, 0 if report["passed"] else 1, done.stderr)
+        return report, {step["name"]: step for step in report["steps"]}
+
+    def test_every_part(self):
+        report, steps = self.run_check("--quick", "--record", self.folder)
+        self.assertTrue(report["passed"])
+        self.assertEqual(steps["check"]["result"]["passed"], 3)
+        self.assertEqual(steps["cuda_one_test"]["tests"], 2)
+        self.assertEqual(steps["cuda_large_test"]["verdict"], "skipped")
+        self.assertIn("memcheck", steps)
+        for path in (ROOT / "bench/sets").glob("h200-*.txt"):
+            recorded = json.loads((self.folder / f"{path.stem}.json").read_text())
+            graph = path.stem == "h200-short"
+            self.assertIn(f"--set bench/sets/{path.name}", recorded["command"])
+            self.assertEqual("--graph" in recorded["command"], graph)
+            self.assertEqual(recorded["results"][0]["graph"], graph)
+
+    def test_a_failure_is_kept(self):
+        report, steps = self.run_check("--only", "check", "--only", "tests", failed=1)
+        self.assertFalse(report["passed"])
+        self.assertEqual(steps["check"]["verdict"], "failed")
+        self.assertEqual(steps["check"]["result"]["failed"], 1)
+        self.assertEqual(steps["cuda_large_test"]["verdict"], "passed")
+        self.assertNotIn("h200-lln", steps)
+
+    def test_a_test_without_a_result_fails(self):
+        self.write("tests/cuda/cuda_one_test", "#!/bin/sh\nexit 0\n")
+        _, steps = self.run_check("--only", "tests")
+        self.assertEqual(steps["cuda_one_test"]["verdict"], "failed")
+
+    def test_no_device(self):
+        report, _ = self.run_check(usable=False)
+        self.assertFalse(report["passed"])
+        self.assertEqual(len(report["steps"]), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
