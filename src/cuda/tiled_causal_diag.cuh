@@ -8,7 +8,8 @@
 
 namespace lln::cuda {
 
-// Which keys of a chunk the 16 rows from `first` on see in their blocks.
+// Which rows and keys of a chunk meet in a block. Masks have a bit for each of 16 neighbours from
+// column 2 t of a lane on, so that results (n, i) ask for bit 8 n + (i & 1).
 struct DiagSpan {
   int log2;  // of the block
   std::uint64_t valid;
@@ -17,8 +18,21 @@ struct DiagSpan {
   __device__ bool meets(int row, int key) const {
     return key <= row && (log2 <= 4 ? key == row : key >> log2 == row >> log2);
   }
-  __device__ bool sees(int row, int key) const {
-    return key <= row && key >> log2 == row >> log2 && ((valid >> key) & 1) != 0;
+  // Of the keys from `key` on that `row` sees; the two meet.
+  __device__ std::uint32_t keys(int row, int key) const {
+    const int own = row - key;  // 16 and more: a later part
+    std::uint32_t mask = static_cast<std::uint32_t>(valid >> key) & 0xFFFFU;
+    if (own < 16) mask &= (2U << own) - 1;
+    if (log2 < 4) mask &= ~0U << (own >> log2 << log2);
+    return mask >> (2 * (threadIdx.x & 3));
+  }
+  // Of the rows from `row` on that see `key`.
+  __device__ std::uint32_t rows(int row, int key) const {
+    const int own = key - row;  // negative: an earlier part
+    std::uint32_t mask = ((valid >> key) & 1) != 0 ? 0xFFFFU : 0;
+    if (own > 0) mask &= ~0U << own;
+    if (log2 < 4) mask &= (1U << ((own >> log2) + 1 << log2)) - 1;
+    return mask >> (2 * (threadIdx.x & 3));
   }
 };
 
@@ -27,17 +41,18 @@ template <int kDim>
 __device__ inline void diag_scores(float (&scores)[2][4], const RowOperand<kDim>& x, int first,
                                    int key, const unsigned char* k_tile, const DiagSpan& span,
                                    float scale) {
-  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  const int g = (threadIdx.x & 31) >> 2;
   clear(scores);
 #pragma unroll
   for (int step = 0; step < kDim / 16; ++step) {
     multiply_by_tile_rows<kDim>(scores, x[step], k_tile, key, step);
   }
+  const std::uint32_t seen[2] = {span.keys(first + g, key), span.keys(first + g + 8, key)};
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const bool sees = span.sees(first + g + 8 * (i >> 1), key + 8 * n + 2 * t + (i & 1));
+      const bool sees = (seen[i >> 1] >> (8 * n + (i & 1)) & 1) != 0;
       scores[n][i] = sees ? scores[n][i] * scale : -INFINITY;
     }
   }
@@ -113,9 +128,8 @@ struct CausalWeights {
 
   // acc = w1 acc / mass + w2 part, for rows `row` + g and + 8 of the piece.
   template <int kCount>
-  __device__ void join(float (&acc)[kCount][4], const float (&part)[kCount][4],
-                       const float (&mass)[4], const CausalPiece& piece, int row,
-                       int column) const {
+  __device__ void join(float (&acc)[kCount][4], float (&part)[kCount][4], const float (&mass)[4],
+                       const CausalPiece& piece, int row, int column) const {
     const int t = threadIdx.x & 3;
     float w1[2], w2[2];
 #pragma unroll
@@ -123,18 +137,27 @@ struct CausalWeights {
       w1[half] = mass[2 * half] == 0 ? 0 : lln_at(piece, row, half) / mass[2 * half];
       w2[half] = diag_at(piece, row, half);
     }
-    const bool by_channel = call.lln_weight.channel != 0 || call.diag_weight.channel != 0;
+    if (call.lln_weight.channel != 0 || call.diag_weight.channel != 0) {
+#pragma unroll
+      for (int n = 0; n < kCount; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int c = column + 8 * n + 2 * t + i;
+          if (c >= call.dim_v) continue;
+          const float x = channel_factor(call.lln_weight, head, c);
+          const float y = channel_factor(call.diag_weight, head, c);
+          acc[n][i] *= x;
+          acc[n][i + 2] *= x;
+          part[n][i] *= y;
+          part[n][i + 2] *= y;
+        }
+      }
+    }
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        float x = w1[i >> 1] * acc[n][i], y = w2[i >> 1] * part[n][i];
-        const int c = column + 8 * n + 2 * t + (i & 1);
-        if (by_channel && c < call.dim_v) {
-          x *= channel_factor(call.lln_weight, head, c);
-          y *= channel_factor(call.diag_weight, head, c);
-        }
-        acc[n][i] = x + y;
+        acc[n][i] = fmaf(w1[i >> 1], acc[n][i], w2[i >> 1] * part[n][i]);
       }
     }
   }
@@ -261,12 +284,13 @@ __device__ inline void diag_key_gradients(float (&dk)[8][4], float (&dv)[8][4],
       load_left<kDim>(x, v_tile, first, step);
       multiply_by_tile_rows<kDim>(products, x, g_tile, row, step);
     }
+    const std::uint32_t seen[2] = {span.rows(row, first + g), span.rows(row, first + g + 8)};
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int at = row + 8 * n + 2 * t + (i & 1);
-        const bool sees = span.sees(at, first + g + 8 * (i >> 1));
+        const bool sees = (seen[i >> 1] >> (8 * n + (i & 1)) & 1) != 0;
         p[n][i] =
             sees ? exp2_fast(fmaf(p[n][i], scale, -statistics.mass[at])) * statistics.weight[at]
                  : 0;

@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 2 : 1)
   const CausalPiece piece = find_causal_piece<false>(call);
   if (piece.s < 0) return;
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, t = lane & 3;
+  const int warp = warp_index(), lane = threadIdx.x & 31, t = lane & 3;
   const int first = 16 * (warp & 3), channel = 64 * (warp >> 2);  // of this warp
   const KeyChunks<kDim> keys(call, piece);
   const Bf16* const q = piece.rows<const Bf16>(call.q);
