@@ -169,11 +169,12 @@ struct CausalWeights {
   }
 };
 
-// Gradients of 16 rows, times w2, at 64 channels: P (g v^T - delta) k / sqrt(dim). Writes the rows'
+// Gradients of 16 rows, times w2, at 64 channels, in words of rows g and g + 8:
+// P (g v^T - delta) k / sqrt(dim). Writes the rows'
 // masses and deltas. `stage` has tiles of q, k, v and g.
 template <int kDim>
-__device__ inline void diag_row_gradients(float (&acc)[8][4], const unsigned char* stage, int first,
-                                          int channel, std::uint64_t valid,
+__device__ inline void diag_row_gradients(std::uint32_t (&packed)[8][2], const unsigned char* stage,
+                                          int first, int channel, std::uint64_t valid,
                                           const CausalCall& causal, const CausalWeights& weights,
                                           const CausalPiece& piece, int row,
                                           std::int64_t statistics) {
@@ -183,7 +184,8 @@ __device__ inline void diag_row_gradients(float (&acc)[8][4], const unsigned cha
   const unsigned char* const g_tile = v_tile + kTileBytes;
   const int lane = threadIdx.x & 31, t = lane & 3;
   const DiagSpan span{causal.diag_log2, valid};
-  float p[kChunk / 16][2][4], products[kChunk / 16][2][4];
+  float p[kChunk / 16][2][4];
+  std::uint32_t products[kChunk / 16][4];  // packed: there are many registers in use
   float top[2] = {-INFINITY, -INFINITY}, mass[2] = {}, delta[2] = {};
   {
     RowOperand<kDim> q;
@@ -206,12 +208,12 @@ __device__ inline void diag_row_gradients(float (&acc)[8][4], const unsigned cha
 #pragma unroll
   for (int part = 0; part < kChunk / 16; ++part) {
     if (!span.meets(first, 16 * part)) continue;
-    clear(products[part]);
+    float dots[2][4] = {};
 #pragma unroll
     for (int step = 0; step < kDim / 16; ++step) {
       std::uint32_t g[4];
       load_left<kDim>(g, g_tile, first, step);
-      multiply_by_tile_rows<kDim>(products[part], g, v_tile, 16 * part, step);
+      multiply_by_tile_rows<kDim>(dots, g, v_tile, 16 * part, step);
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -219,8 +221,9 @@ __device__ inline void diag_row_gradients(float (&acc)[8][4], const unsigned cha
       float& weight = p[part][i >> 2][i & 3];
       weight = exp2_fast(weight - top[half]);
       mass[half] += weight;
-      delta[half] = fmaf(weight, products[part][i >> 2][i & 3], delta[half]);
+      delta[half] = fmaf(weight, dots[i >> 2][i & 3], delta[half]);
     }
+    pack_left(products[part], dots);
   }
   float factor[2];
 #pragma unroll
@@ -238,18 +241,27 @@ __device__ inline void diag_row_gradients(float (&acc)[8][4], const unsigned cha
       causal.diag_weight[statistics + own] = weight;
     }
   }
+  float acc[8][4] = {};
 #pragma unroll
   for (int part = 0; part < kChunk / 16; ++part) {
     if (!span.meets(first, 16 * part)) continue;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int half = (i >> 1) & 1;
-      float& weight = p[part][i >> 2][i & 3];
-      weight *= (products[part][i >> 2][i & 3] - delta[half]) * factor[half];
+    for (int i = 0; i < 4; ++i) {  // words: rows g, g + 8, then the same 8 keys on
+      const float2 dot = unpack<Bf16>(products[part][i]);
+      float* const weight = p[part][i >> 1] + 2 * (i & 1);
+      weight[0] *= (dot.x - delta[i & 1]) * factor[i & 1];
+      weight[1] *= (dot.y - delta[i & 1]) * factor[i & 1];
     }
     std::uint32_t y[4];
     pack_left(y, p[part]);
     multiply_by_tile<kDim>(acc, y, k_tile, 16 * part, channel);
+  }
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      packed[n][half] = pack<Bf16>(acc[n][2 * half], acc[n][2 * half + 1]);
+    }
   }
 }
 

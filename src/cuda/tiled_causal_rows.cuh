@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 2 : 1)
       state_mass[state.channel(0)] = state.mass[0];
       state_mass[state.channel(1)] = state.mass[2];
     }
-    float diag[kDiag ? 8 : 1][4] = {};
+    std::uint32_t diag[8][2];
     if constexpr (kDiag) {
       diag_row_gradients<kDim>(diag, stage, first, channel, valid, causal, weights, piece, row,
                                statistics);
@@ -218,8 +218,9 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 2 : 1)
         own[0] = alpha * y.x * fmaf(-delta[half], z[n][2 * half], own[0]);
         own[1] = alpha * y.y * fmaf(-delta[half], z[n][2 * half + 1], own[1]);
         if constexpr (kDiag) {
-          own[0] += diag[n][2 * half];
-          own[1] += diag[n][2 * half + 1];
+          const float2 part = unpack<Bf16>(diag[n][half]);
+          own[0] += part.x;
+          own[1] += part.y;
         }
       }
     }
