@@ -126,10 +126,23 @@ struct CausalWeights {
     return diag(row_at(piece, row, half));
   }
 
-  // acc = w1 acc / mass + w2 part, for rows `row` + g and + 8 of the piece.
-  template <int kCount>
+  __device__ bool by_channel() const {
+    return call.lln_weight.channel != 0 || call.diag_weight.channel != 0;
+  }
+  // Factors of channels into shared memory, [LLN, Diag][kDim].
+  template <int kDim>
+  __device__ void write_channels(float* channels) const {
+    for (int i = static_cast<int>(threadIdx.x); i < 2 * kDim; i += static_cast<int>(blockDim.x)) {
+      const Weight& weight = i < kDim ? call.lln_weight : call.diag_weight;
+      channels[i] = i % kDim < call.dim_v ? channel_factor(weight, head, i % kDim) : 0;
+    }
+  }
+
+  // acc = w1 acc / mass + w2 part, for rows `row` + g and + 8 of the piece. `channels` are those of
+  // the first column.
+  template <int kDim, int kCount>
   __device__ void join(float (&acc)[kCount][4], float (&part)[kCount][4], const float (&mass)[4],
-                       const CausalPiece& piece, int row, int column) const {
+                       const CausalPiece& piece, int row, const float* channels) const {
     const int t = threadIdx.x & 3;
     float w1[2], w2[2];
 #pragma unroll
@@ -137,19 +150,17 @@ struct CausalWeights {
       w1[half] = mass[2 * half] == 0 ? 0 : lln_at(piece, row, half) / mass[2 * half];
       w2[half] = diag_at(piece, row, half);
     }
-    if (call.lln_weight.channel != 0 || call.diag_weight.channel != 0) {
+    if (by_channel()) {
 #pragma unroll
       for (int n = 0; n < kCount; ++n) {
+        const float2 x = *reinterpret_cast<const float2*>(channels + 8 * n + 2 * t);
+        const float2 y = *reinterpret_cast<const float2*>(channels + kDim + 8 * n + 2 * t);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int c = column + 8 * n + 2 * t + i;
-          if (c >= call.dim_v) continue;
-          const float x = channel_factor(call.lln_weight, head, c);
-          const float y = channel_factor(call.diag_weight, head, c);
-          acc[n][i] *= x;
-          acc[n][i + 2] *= x;
-          part[n][i] *= y;
-          part[n][i + 2] *= y;
+        for (int half = 0; half < 2; ++half) {
+          acc[n][2 * half] *= x.x;
+          acc[n][2 * half + 1] *= x.y;
+          part[n][2 * half] *= y.x;
+          part[n][2 * half + 1] *= y.y;
         }
       }
     }
