@@ -10,6 +10,7 @@
 #include "cuda/tiled.h"
 #include "cuda/tiled_causal.h"
 #include "cuda/tiled_diag.h"
+#include "cuda/tiled_f32.h"
 
 namespace lln {
 namespace {
@@ -24,6 +25,7 @@ void add(std::vector<Kernel>& list, std::vector<Kernel> family) {
 std::vector<Kernel> cuda_forward_kernels() {
   std::vector<Kernel> list;
   add(list, cuda::tiled_forward_kernels());
+  add(list, cuda::tiled_f32_forward_kernels());
   add(list, cuda::tiled_causal_forward_kernels());
   add(list, cuda::tiled_diag_forward_kernels());
   add(list, cuda::plain_forward_kernels());

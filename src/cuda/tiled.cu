@@ -13,6 +13,7 @@ namespace {
 
 std::string refusal(const Problem& p) {
   if (p.kind != Kind::lln) return "takes kind lln alone";
+  if (p.dtype != DType::bf16 && p.dtype != DType::f16) return "takes bf16 and f16 alone";
   const std::int64_t largest = p.op == Op::backward ? kTiledBackwardWidth : kTiledWidths[3];
   if (std::max(p.dim, p.dim_v) > largest) {
     return "takes dim and dim_v up to " + std::to_string(largest);

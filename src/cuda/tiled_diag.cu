@@ -31,6 +31,7 @@ std::string refusal(const Problem& p) {
     return "takes gradients of dim and dim_v above 64 from compute capability 9.0 on";
   }
   if (block_of(p) > kMostBlock) return "takes blocks up to " + std::to_string(kMostBlock);
+  if (p.dtype != DType::bf16 && p.dtype != DType::f16) return "takes bf16 and f16 alone";
   return tiled_refusal(p);
 }
 

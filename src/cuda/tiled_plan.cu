@@ -140,12 +140,11 @@ int tiled_width(const Problem& p) {
 Jobs sum_jobs(const Problem& p) {
   // Partial sums take dim * dim_v numbers a piece: wider heads have longer pieces, so that the sums
   // stay a small part of the traffic.
-  return {8, tiled_width(p) <= 64 ? 10 : tiled_width(p) == 128 ? 11 : 12};
+  return {10, tiled_width(p) <= 64 ? 10 : tiled_width(p) == 128 ? 11 : 12};
 }
 
 std::string tiled_refusal(const Problem& p) {
   if (p.device.kind != DeviceKind::cuda) return "is for tensors on CUDA devices";
-  if (p.dtype != DType::bf16 && p.dtype != DType::f16) return "takes bf16 and f16 alone";
   if (p.causal) return "is not for causal attention";
   if (p.has_lln() && p.feature != Feature::exp) return "takes the feature map exp alone";
   if (p.dim % 8 != 0 || p.dim_v % 8 != 0) return "needs dim and dim_v in multiples of 8";
