@@ -341,6 +341,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
   ahead.open(piece);
   start(ahead, 0);
   const Split split;
+  wait_for_previous();
   [[maybe_unused]] const auto lln = [&] {
     if constexpr (kLln) {
       return LlnKeyGradients<T, kDim>(tiled, piece.rows, shared + Shape::kSumsAt,

@@ -39,6 +39,11 @@ __device__ inline void store_natural(T* rows, std::int64_t stride, int first, in
   }
 }
 
+// Sums with weights up to 2^this would leave f32 for values at the end of bf16's range, so weights
+// are made so much smaller.
+template <class T>
+inline constexpr float kHeadroom = std::is_same_v<T, Bf16> ? 30 : 0;
+
 // The softmax of 16 rows over their keys so far, in units of log2.
 template <int kDim>
 struct DiagRows {
@@ -78,7 +83,7 @@ struct DiagRows {
       rescale(exp2_fast((top[0] - next[0]) * scale), exp2_fast((top[1] - next[1]) * scale));
     top[0] = next[0];
     top[1] = next[1];
-    const float shift[2] = {-next[0] * scale, -next[1] * scale};
+    const float shift[2] = {-next[0] * scale - kHeadroom<T>, -next[1] * scale - kHeadroom<T>};
     std::uint32_t p[kSteps][4];
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
@@ -153,11 +158,13 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
   for (int c = static_cast<int>(threadIdx.x); c < kDim; c += kDiagThreads) {
     channels[c] = c < dim_v ? channel_factor(call.diag_weight, head, c) : 0;
   }
+  wait_for_previous();
   float taken_out = 0;
   if constexpr (kLln) {
     taken_out =
         fill_exponents<T, kDim>(exponents, tiled.state.c_at(piece.rows.s, piece.rows.head_k), dim);
     const float* const values = tiled.state.values_at(piece.rows.s, piece.rows.head_k);
+    const float headroom = exp2f(-kHeadroom<T>);
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       const int column = pass * kPassWidth;
@@ -165,7 +172,7 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
           operand + pass * kPassWords, values + column, tiled.state.row, dim, dim_v - column,
           [&](int l, int c) {
             const int channel = min(column + c, dim_v - 1);  // the rest is multiplied with zeros
-            return exponents.w[l] * channel_factor(call.lln_weight, head, channel);
+            return headroom * exponents.w[l] * channel_factor(call.lln_weight, head, channel);
           });
     }
   }
@@ -200,6 +207,7 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
     float lln[2] = {0, 0};
     if constexpr (kLln) {
       float sum[4] = {};
+      const float room = exp2f(kHeadroom<T>);
       if constexpr (std::is_same_v<T, Bf16>) {
         moderate_weights<T, kDim>(q_rows, lln_scale);
         multiply_vector<T, kDim>(sum, q_rows, exponents.packed_w);
@@ -215,8 +223,8 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
         careful_weights<T, kDim>(q_rows, exponents, lln_scale, taken_out);
         multiply_vector<T, kDim>(sum, q_rows, exponents.packed_w);
       }
-      lln[0] = inverse_of(sum[0]) * lln_factor(piece.rows.begin + own[0]);
-      lln[1] = inverse_of(sum[2]) * lln_factor(piece.rows.begin + own[1]);
+      lln[0] = inverse_of(sum[0]) * room * lln_factor(piece.rows.begin + own[0]);
+      lln[1] = inverse_of(sum[2]) * room * lln_factor(piece.rows.begin + own[1]);
     }
     const float diag[2] = {inverse_of(rows.mass[0]) * diag_factor(piece.rows.begin + own[0]),
                            inverse_of(rows.mass[2]) * diag_factor(piece.rows.begin + own[1])};

@@ -350,7 +350,7 @@ __device__ inline void write_row_sums(const TiledCall& tiled, std::int64_t head,
   const DeviceCall& call = tiled.call;
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
   const int lane = threadIdx.x & 31;
-  const std::int64_t slot = blockIdx.x;
+  const std::int64_t slot = backwards();
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int channel = 16 * (static_cast<int>(threadIdx.x) >> 5) + (lane >> 2) + 8 * half;
@@ -418,6 +418,8 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
     channels[c] = c < dim_v ? channel_factor(call.diag_weight, head, c) : 0;
   }
   const Split split;
+  wait_for_previous();
+  let_next_start();
   float taken_out = 0;
   if constexpr (kLln) {
     taken_out =

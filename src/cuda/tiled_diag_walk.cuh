@@ -61,9 +61,13 @@ __device__ inline DiagPiece cut_piece(const DeviceCall& call, const RowPiece& ro
   return piece;
 }
 
+// Passes over rows come after one over keys and go the other way: the keys that it read last are
+// still in the cache.
+__device__ inline std::uint32_t backwards() { return gridDim.x - 1 - blockIdx.x; }
+
 // One block per row job and query head. rows.s is -1 where there is no such job.
 __device__ inline DiagPiece find_diag_rows(const DeviceCall& call) {
-  const RowPiece rows = find_rows(call);
+  const RowPiece rows = find_rows(call, backwards());
   return cut_piece(call, rows, rows.sequence.q_tokens, rows.sequence.key_end);
 }
 
