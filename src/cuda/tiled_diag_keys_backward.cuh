@@ -32,29 +32,6 @@ struct DiagKeysBackwardShape {
   static constexpr int kShared = kLln ? kVectorsAt + 3 * kDim * 4 : kSumsAt;
 };
 
-// A tile [channel, column] whose rows are in direct order: row 8 n + g is the channel of column g
-// of the n-th result. Its product with weights of keys and that of values with its transpose both
-// read it as it is.
-template <class T, int kDim, int kThreads, class Factor>
-__device__ inline void fill_direct_tile(unsigned char* tile, const float* matrix,
-                                        std::int64_t row_stride, int depth, int width,
-                                        Factor&& factor) {
-  for (int i = static_cast<int>(threadIdx.x); i < kDim * kDim / 8; i += kThreads) {
-    const int channel = i / (kDim / 8), piece = i % (kDim / 8);
-    float4 low = {0, 0, 0, 0}, high = {0, 0, 0, 0};
-    if (channel < depth && 8 * piece < width) {
-      const float* const from = matrix + channel * row_stride + 8 * piece;
-      low = *reinterpret_cast<const float4*>(from);
-      high = *reinterpret_cast<const float4*>(from + 4);
-    }
-    const float times = factor(channel);
-    const ColumnPlace place = column_place<Columns::direct>(channel);
-    *reinterpret_cast<uint4*>(tile + tile_offset<kDim>(8 * place.n + place.g, piece)) = {
-        pack<T>(low.x * times, low.y * times), pack<T>(low.z * times, low.w * times),
-        pack<T>(high.x * times, high.y * times), pack<T>(high.z * times, high.w * times)};
-  }
-}
-
 // One block per key job and key head. rows.s is -1 where there is no such job.
 __device__ inline DiagPiece find_diag_keys(const TiledCall& tiled) {
   const KeyRows keys = key_rows(tiled);
@@ -200,7 +177,7 @@ struct LlnKeyGradients {
     }
     __syncthreads();
     fill_direct_tile<T, kDim, Split::kThreads>(tile, values, tiled.grads.row, dim, dim_v,
-                                               [&](int l) { return factors[l] * factor; });
+                                               [&](int l, int) { return factors[l] * factor; });
   }
 
   // Adds Kn dC to dv.
@@ -371,8 +348,9 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
     if (step.opens()) diag.reset();
     if (step.has_keys()) {
       if (call.diag_weight.channel != 0) {
-        for (int c = static_cast<int>(threadIdx.x); c < dim_v; c += kThreads) {
-          channels[c] = channel_factor(call.diag_weight, first_head + step.sweep, c);
+        const std::int64_t head = first_head + step.sweep;
+        for (int c = static_cast<int>(threadIdx.x); c < kDim; c += kThreads) {
+          channels[c] = c < dim_v ? channel_factor(call.diag_weight, head, c) : 0;
         }
         __syncthreads();
         scale_columns<T, kDim, kThreads>(row_tiles + Split::kTileBytes, channels);

@@ -17,7 +17,7 @@ struct DiagForwardShape {
   static constexpr int kStageBytes = 2 * kTileBytes;  // k and v
   static constexpr int kOperand = kLln ? kOperandBytes<kDim, kDim> : 0;
   static constexpr int kExponents = kLln ? sizeof(RowExponents<kDim>) : 0;
-  static constexpr int kShared = 2 * kStageBytes + kOperand + kExponents + kDim * 4;
+  static constexpr int kShared = 2 * kStageBytes + kOperand + kExponents + 2 * kDim * 4;
 };
 
 // Results with columns in natural order, 32 of them, as rows of the caller's type.
@@ -113,6 +113,18 @@ struct DiagRows {
   }
 };
 
+// Copies words that came from memory four in a row into registers that need not be so: the tensor
+// core wants other neighbours, and the compiler would move them there before every product. `zero`
+// is one that it does not know to be.
+template <int kDim>
+__device__ inline void take_rows(RowWords<kDim>& to, const RowWords<kDim>& from,
+                                 std::uint32_t zero) {
+#pragma unroll
+  for (int i = 0; i < kDim / 4; ++i) {
+    to[i / 8][i / 4 % 2][i % 4] = from[i / 8][i / 4 % 2][i % 4] ^ zero;
+  }
+}
+
 // e of 16 rows from memory where moderate_weights() does not do. Not inlined: it is for rare rows,
 // and its registers would be everybody's.
 template <class T, int kDim>
@@ -136,6 +148,7 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
       *reinterpret_cast<RowExponents<kDim>*>(shared + 2 * Shape::kStageBytes + Shape::kOperand);
   float* const channels = reinterpret_cast<float*>(shared + 2 * Shape::kStageBytes +
                                                    Shape::kOperand + Shape::kExponents);
+  float* const lln_channels = channels + kDim;
   const DeviceCall& call = tiled.call;
   const DiagPiece piece = find_diag_rows(call);
   if (piece.rows.s < 0) return;
@@ -157,6 +170,8 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
 
   for (int c = static_cast<int>(threadIdx.x); c < kDim; c += kDiagThreads) {
     channels[c] = c < dim_v ? channel_factor(call.diag_weight, head, c) : 0;
+    lln_channels[c] =
+        c < dim_v ? exp2f(-kHeadroom<T>) * channel_factor(call.lln_weight, head, c) : 0;
   }
   wait_for_previous();
   float taken_out = 0;
@@ -164,22 +179,19 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
     taken_out =
         fill_exponents<T, kDim>(exponents, tiled.state.c_at(piece.rows.s, piece.rows.head_k), dim);
     const float* const values = tiled.state.values_at(piece.rows.s, piece.rows.head_k);
-    const float headroom = exp2f(-kHeadroom<T>);
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       const int column = pass * kPassWidth;
       fill_operand<T, kDim, kPassWidth, Columns::natural>(
           operand + pass * kPassWords, values + column, tiled.state.row, dim, dim_v - column,
-          [&](int l, int c) {
-            const int channel = min(column + c, dim_v - 1);  // the rest is multiplied with zeros
-            return headroom * exponents.w[l] * channel_factor(call.lln_weight, head, channel);
-          });
+          [&](int l, int c) { return exponents.w[l] * lln_channels[column + c]; });
     }
   }
   const RowFactor lln_factor = row_factor(call.lln_weight, piece.rows.sequence, head);
   const RowFactor diag_factor = row_factor(call.diag_weight, piece.rows.sequence, head);
   const float scale = kLog2E * rsqrtf(static_cast<float>(dim));
   const float lln_scale = kLln ? scale_at(call.alpha, piece.rows.s, head) * kLog2E : 0;
+  const std::uint32_t zero = gridDim.y - 1;
   RowWords<kDim> q_rows;
   DiagRows<kDim> rows;
   for (int stage = 0; ahead.tile < piece.tiles; stage ^= 1) {
@@ -191,7 +203,7 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
     const int row = piece.tile_begin(step.tile) + warp_row, end = piece.tile_end(step.tile);
     const int own[2] = {min(row + (lane >> 2), end - 1), min(row + (lane >> 2) + 8, end - 1)};
     if (step.opens()) {
-      copy_rows<kDim>(q_rows, next_q);
+      take_rows<kDim>(q_rows, next_q, zero);
       load_rows<kDim>(next_q, q, call.q.token, piece.tile_begin(step.tile + 1) + warp_row,
                       piece.tile_end(step.tile + 1), dim);
       rows.reset();
@@ -215,7 +227,7 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
           RowWords<kDim> again;  // in memory, unlike q_rows
           careful_from_memory<T, kDim>(again, q, call.q.token, row, end, dim, exponents, lln_scale,
                                        taken_out);
-          copy_rows<kDim>(q_rows, again);
+          take_rows<kDim>(q_rows, again, zero);
           sum[0] = sum[2] = 0;
           multiply_vector<T, kDim>(sum, q_rows, exponents.packed_w);
         }

@@ -23,10 +23,10 @@ struct DiagRowsBackwardShape {
   static constexpr int kSharesAt = kWordsAt + Split::kWordBytes;
   static constexpr int kChannelsAt =
       kSharesAt + (Split::kWarps == 1 ? 0 : 2 * kDiagTile * static_cast<int>(sizeof(SharedRow)));
-  static constexpr int kOperandAt = kChannelsAt + kDim * 4;
-  static constexpr int kExponentsAt = kOperandAt + kOperandBytes<kDim, kDim>;
+  static constexpr int kStateAt = kChannelsAt + 2 * kDim * 4;  // after those of both parts
+  static constexpr int kExponentsAt = kStateAt + kDim * kDim * 2;
   static constexpr int kDeltasAt = kExponentsAt + static_cast<int>(sizeof(RowExponents<kDim>));
-  static constexpr int kShared = kLln ? kDeltasAt + 2 * kDiagTile * 2 : kOperandAt;
+  static constexpr int kShared = kLln ? kDeltasAt + 2 * kDiagTile * 2 : kStateAt;
 };
 
 // The Diag part of 16 rows. Where their keys are several tiles, a first sweep over them finds the
@@ -220,7 +220,7 @@ struct LlnRowGradients {
   using Split = DiagSplit<kDim>;
   static constexpr int kHeld = Split::kHeld;
 
-  const uint4* operand;  // w C^T with the part's weights for channels
+  const unsigned char* state;  // w C with the part's weights for channels, in direct order
   const RowExponents<kDim>& exponents;
   SharedRow* shares;
   std::uint16_t* deltas;
@@ -283,8 +283,8 @@ struct LlnRowGradients {
     RowWords<kHeld> e;
     float sum[4] = {};
     weights(split, rows, e, sum);
-    multiply_rows<T, kDim, kHeld>(dw, rows + Split::kTileBytes, split.first_row(),
-                                  operand + split.half * kOperandBytes<kDim, kHeld> / 16);
+    multiply_tiles<T, kDim, kHeld / 8>(dw, rows + Split::kTileBytes, split.first_row(),
+                                       state + split.first_column() * kDim * 2);
     float delta[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -383,7 +383,8 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
   const WarpWords<Split> words{reinterpret_cast<uint4*>(shared + Shape::kWordsAt)};
   auto* const shares = reinterpret_cast<SharedRow*>(shared + Shape::kSharesAt);
   float* const channels = reinterpret_cast<float*>(shared + Shape::kChannelsAt);
-  uint4* const operand = reinterpret_cast<uint4*>(shared + Shape::kOperandAt);
+  float* const lln_channels = channels + kDim;
+  unsigned char* const state_tile = shared + Shape::kStateAt;
   auto& exponents = *reinterpret_cast<RowExponents<kDim>*>(shared + Shape::kExponentsAt);
   auto* const deltas = reinterpret_cast<std::uint16_t*>(shared + Shape::kDeltasAt);
   const DeviceCall& call = tiled.call;
@@ -416,6 +417,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
 
   for (int c = static_cast<int>(threadIdx.x); c < kDim; c += kThreads) {
     channels[c] = c < dim_v ? channel_factor(call.diag_weight, head, c) : 0;
+    lln_channels[c] = c < dim_v ? channel_factor(call.lln_weight, head, c) : 0;
   }
   const Split split;
   wait_for_previous();
@@ -424,20 +426,12 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
   if constexpr (kLln) {
     taken_out =
         fill_exponents<T, kDim>(exponents, tiled.state.c_at(piece.rows.s, piece.rows.head_k), dim);
-#pragma unroll
-    for (int part = 0; part < Split::kWarps; ++part) {
-      const int column = part * kHeld;
-      fill_operand_transposed<T, kDim, kHeld, Columns::direct>(
-          operand + part * kOperandBytes<kDim, kHeld> / 16,
-          tiled.state.values_at(piece.rows.s, piece.rows.head_k) + column * tiled.state.row,
-          tiled.state.row, dim_v, dim - column, [&](int c, int l) {
-            const int channel = min(c, dim_v - 1);  // the rest is multiplied with zeros
-            return exponents.w[column + l] * channel_factor(call.lln_weight, head, channel);
-          });
-    }
+    fill_direct_tile<T, kDim, kThreads>(
+        state_tile, tiled.state.values_at(piece.rows.s, piece.rows.head_k), tiled.state.row, dim,
+        dim_v, [&](int l, int c) { return exponents.w[l] * lln_channels[c]; });
   }
   const float alpha = kLln ? scale_at(call.alpha, piece.rows.s, head) : 0;
-  const LlnRowGradients<T, kDim> lln{operand, exponents, shares, deltas, alpha, taken_out};
+  const LlnRowGradients<T, kDim> lln{state_tile, exponents, shares, deltas, alpha, taken_out};
   const RowFactor lln_factor = row_factor(call.lln_weight, seq, head);
   const RowFactor diag_factor = row_factor(call.diag_weight, seq, head);
   const float inverse_root = rsqrtf(static_cast<float>(dim));
