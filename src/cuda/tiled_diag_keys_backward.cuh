@@ -259,7 +259,7 @@ struct HeadRows {
     delta = tiled.diag_delta + first;
   }
 
-  __device__ void start(const DiagStep& step, unsigned char* tiles,
+  __device__ void start(const DiagStep<true>& step, unsigned char* tiles,
                         RowStatistics& statistics) const {
     if (!step.has_keys()) return;
     tensors.start(tiles, step.key, step.key_end, false, [](int) { return true; });
@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
       static_cast<int>(static_cast<unsigned>(call.heads) / static_cast<unsigned>(call.heads_k));
   const std::int64_t first_head = piece.rows.head * group;
   const auto keys = keys_of<T, kDim, kThreads>(call, piece.rows);
-  const auto start = [&](const DiagStep& step, int stage) {
+  const auto start = [&](const DiagStep<true>& step, int stage) {
     if (step.tile < piece.tiles) {
       if (step.opens()) {
         const int first = piece.tile_begin(step.tile), end = piece.tile_end(step.tile);
@@ -314,7 +314,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
     }
     copy_commit();
   };
-  DiagStep ahead;
+  DiagStep<true> ahead;
   ahead.open(piece);
   start(ahead, 0);
   const Split split;
@@ -336,7 +336,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
   const float inverse_root = rsqrtf(static_cast<float>(dim));
   DiagKeyGradients<T, kDim> diag;
   for (int stage = 0; ahead.tile < piece.tiles; stage ^= 1) {
-    const DiagStep step = ahead;
+    const DiagStep<true> step = ahead;
     ahead.next(piece, group);
     copy_wait<0>();
     __syncthreads();

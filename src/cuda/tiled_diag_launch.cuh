@@ -12,7 +12,9 @@ namespace lln::cuda {
 
 template <class T, int kDim, bool kLln>
 void launch_diag_forward(const TiledCall& tiled, const TiledPlan& plan) {
-  launch("rows_diag_forward", rows_diag_forward<T, kDim, kLln>,
+  const bool several = kDiagTile % tiled.call.diag_block != 0;
+  launch("rows_diag_forward",
+         several ? rows_diag_forward<T, kDim, kLln, true> : rows_diag_forward<T, kDim, kLln, false>,
          LaunchShape{plan.row_jobs * tiled.call.heads, kDiagThreads,
                      DiagForwardShape<kDim, kLln>::kShared, plan.stream, kLln},
          tiled);

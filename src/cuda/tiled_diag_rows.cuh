@@ -102,6 +102,16 @@ struct DiagRows {
     multiply_tile<T, kSteps, kDim>(acc, p, v_tile);
   }
 
+  __device__ void scale_columns(const float* factors) {
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n) {
+      const float2 factor =
+          *reinterpret_cast<const float2*>(factors + 8 * n + 2 * (threadIdx.x & 3));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) acc[n][i] *= i % 2 == 0 ? factor.x : factor.y;
+    }
+  }
+
   __device__ void rescale(float low, float high) {
     mass[0] *= low;
     mass[2] *= high;
@@ -125,6 +135,9 @@ __device__ inline void take_rows(RowWords<kDim>& to, const RowWords<kDim>& from,
   }
 }
 
+// To two units in the last place.
+__device__ inline float quick_inverse(float sum) { return sum == 0 ? 0 : __fdividef(1, sum); }
+
 // e of 16 rows from memory where moderate_weights() does not do. Not inlined: it is for rare rows,
 // and its registers would be everybody's.
 template <class T, int kDim>
@@ -136,7 +149,7 @@ __device__ __noinline__ void careful_from_memory(RowWords<kDim>& e, const T* q, 
   careful_weights<T, kDim>(e, exponents, scale, taken_out);
 }
 
-template <class T, int kDim, bool kLln>
+template <class T, int kDim, bool kLln, bool kSeveral>
 __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
     rows_diag_forward(const __grid_constant__ TiledCall tiled) {
   using Shape = DiagForwardShape<kDim, kLln>;
@@ -158,11 +171,12 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
   T* const o = piece.rows.template rows<T>(call.o);
   const int lane = threadIdx.x & 31, warp_row = 16 * (static_cast<int>(threadIdx.x) >> 5);
   const auto keys = keys_of<T, kDim, kDiagThreads>(call, piece.rows);
-  const auto start = [&](const DiagStep& step, unsigned char* stage) {
+  using Step = DiagStep<kSeveral>;
+  const auto start = [&](const Step& step, unsigned char* stage) {
     start_keys(keys, call.sequences, piece, step, stage);
     copy_commit();
   };
-  DiagStep ahead;
+  Step ahead;
   ahead.open(piece);
   start(ahead, shared);
   RowWords<kDim> next_q;
@@ -195,7 +209,7 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
   RowWords<kDim> q_rows;
   DiagRows<kDim> rows;
   for (int stage = 0; ahead.tile < piece.tiles; stage ^= 1) {
-    const DiagStep step = ahead;
+    const Step step = ahead;
     ahead.next(piece, 1);
     copy_wait<0>();
     __syncthreads();
@@ -235,11 +249,12 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
         careful_weights<T, kDim>(q_rows, exponents, lln_scale, taken_out);
         multiply_vector<T, kDim>(sum, q_rows, exponents.packed_w);
       }
-      lln[0] = inverse_of(sum[0]) * room * lln_factor(piece.rows.begin + own[0]);
-      lln[1] = inverse_of(sum[2]) * room * lln_factor(piece.rows.begin + own[1]);
+      lln[0] = quick_inverse(sum[0]) * room * lln_factor(piece.rows.begin + own[0]);
+      lln[1] = quick_inverse(sum[2]) * room * lln_factor(piece.rows.begin + own[1]);
     }
-    const float diag[2] = {inverse_of(rows.mass[0]) * diag_factor(piece.rows.begin + own[0]),
-                           inverse_of(rows.mass[2]) * diag_factor(piece.rows.begin + own[1])};
+    if (call.diag_weight.channel != 0) rows.scale_columns(channels);
+    const float diag[2] = {quick_inverse(rows.mass[0]) * diag_factor(piece.rows.begin + own[0]),
+                           quick_inverse(rows.mass[2]) * diag_factor(piece.rows.begin + own[1])};
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       float out[4][4] = {};
@@ -248,13 +263,9 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
       }
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
-        const float2 weight =
-            *reinterpret_cast<const float2*>(channels + pass * kPassWidth + 8 * n + 2 * (lane & 3));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          out[n][i] =
-              fmaf(rows.acc[4 * pass + n][i], diag[i >> 1] * (i % 2 == 0 ? weight.x : weight.y),
-                   out[n][i] * lln[i >> 1]);
+          out[n][i] = fmaf(rows.acc[4 * pass + n][i], diag[i >> 1], out[n][i] * lln[i >> 1]);
         }
       }
       store_natural<T>(o + pass * kPassWidth, call.o.token, row, end, dim_v - pass * kPassWidth,

@@ -120,7 +120,7 @@ struct DiagRowGradients {
   }
 
   // Takes the rows against the tiles of a step.
-  __device__ void add(const Split& split, const DiagStep& step, const unsigned char* rows,
+  __device__ void add(const Split& split, const DiagStep<kSeveral>& step, const unsigned char* rows,
                       const unsigned char* keys, float scale, const std::uint64_t (&seen)[2],
                       SharedRow* shares, const WarpWords<Split>& words) {
     constexpr int kTile = Split::kTileBytes;
@@ -132,8 +132,8 @@ struct DiagRowGradients {
     float factor[2] = {1, 1};
     if (!kSeveral || step.sweep == 0) {
       soften(scores, dp, scale);
-      if (!kSeveral || step.last_keys()) finish_statistics(split, shares, scale);
-      if (kSeveral && step.several()) return;
+      if (step.last_keys()) finish_statistics(split, shares, scale);
+      if (step.several()) return;
       factor[0] = exp2_fast(fmaf(top[0], scale, -reference[0]));
       factor[1] = exp2_fast(fmaf(top[1], scale, -reference[1]));
     } else {
@@ -400,7 +400,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
                                          call.g.token,
                                          dim,
                                          dim_v};
-  const auto start = [&](const DiagStep& step, int stage) {
+  const auto start = [&](const DiagStep<kSeveral>& step, int stage) {
     if (step.tile < piece.tiles) {
       if (step.opens()) {
         rows.start(shared + Shape::kRowsAt + (step.tile & 1) * Shape::kPair,
@@ -411,7 +411,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
     }
     copy_commit();
   };
-  DiagStep ahead;
+  DiagStep<kSeveral> ahead;
   ahead.open(piece);
   start(ahead, 0);
 
@@ -442,8 +442,8 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
   float t[4] = {};
   DiagRowGradients<T, kDim, kSeveral> diag;
   for (int stage = 0; ahead.tile < piece.tiles; stage ^= 1) {
-    const DiagStep step = ahead;
-    ahead.next(piece, kSeveral && step.several() ? 2 : 1);
+    const DiagStep<kSeveral> step = ahead;
+    ahead.next(piece, step.several() ? 2 : 1);
     copy_wait<0>();
     __syncthreads();
     start(ahead, stage ^ 1);
@@ -452,7 +452,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
     const int row = piece.tile_begin(step.tile) + split.first_row();
     const int end = piece.tile_end(step.tile), lane_row = row + ((threadIdx.x & 31) >> 2);
     const int own[2] = {min(lane_row, end - 1), min(lane_row + 8, end - 1)};
-    if (!kSeveral || step.opens()) diag.reset();
+    if (step.opens()) diag.reset();
     if (step.has_keys()) {
       if (call.diag_weight.channel != 0) {
         scale_columns<T, kDim, kThreads>(key_tiles + Split::kTileBytes, channels);
@@ -468,7 +468,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
       }
       diag.add(split, step, row_tiles, key_tiles, kLog2E * inverse_root, seen, shares, words);
     }
-    if (kSeveral && (!step.last_keys() || (step.several() && step.sweep == 0))) continue;
+    if (!step.last_keys() || (step.several() && step.sweep == 0)) continue;
     if (split.half == 0) {
       diag.write(tiled.diag_mass + first_row, tiled.diag_delta + first_row, row, end);
     }
