@@ -4,9 +4,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/tiled_diag_lln.cuh"
 #include "cuda/tiled_diag_rows.cuh"
-#include "cuda/tiled_diag_split.cuh"
-#include "cuda/tiled_keys_backward.cuh"
 
 namespace lln::cuda {
 
@@ -127,104 +126,6 @@ struct DiagKeyGradients {
         multiply_step<T, kDim, kHeld>(dv, a, rows + Split::kTileBytes, step, split.first_column());
         words[1].get(split, step, a);
         multiply_step<T, kDim, kHeld>(dk, a, rows, step, split.first_column());
-      }
-    }
-  }
-};
-
-// The LLN part of keys, as in keys_backward.
-template <class T, int kDim>
-struct LlnKeyGradients {
-  using Split = DiagSplit<kDim>;
-  static constexpr int kHeld = Split::kHeld;
-
-  const unsigned char* sums;  // dC with `factors` and `factor`
-  const float *added, *t_sums;
-  float beta, factor;
-  bool folded;
-
-  // Fills the shared memory; all threads of the block take part, and must meet before it is read.
-  __device__ LlnKeyGradients(const TiledCall& tiled, const RowPiece& keys, unsigned char* tile,
-                             float* vectors) {
-    const DeviceCall& call = tiled.call;
-    const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
-    float* const factors = vectors + kDim;
-    float* const to_added = vectors;
-    float* const to_sums = vectors + 2 * kDim;
-    sums = tile;
-    added = to_added;
-    t_sums = to_sums;
-    const float* const values = tiled.grads.values_at(keys.s, keys.head);
-    factor = 1;
-    if constexpr (std::is_same_v<T, F16>) {
-      // No larger: Diag's part is multiplied with it too.
-      factor = fminf(matrix_factor(values, tiled.grads.row, dim, dim_v, vectors), 0x1p40F);
-      __syncthreads();
-    }
-    const float* const c = tiled.state.c_at(keys.s, keys.head);
-    const float* const t = tiled.grads.c_at(keys.s, keys.head);
-    beta = scale_at(call.beta, keys.s, keys.head);
-    bool moderate = true;
-    for (int l = static_cast<int>(threadIdx.x) & 31; l < dim; l += 32) {
-      moderate = moderate && fabsf(c[l] * kLog2E) <= kModerateExponent;
-    }
-    folded = std::is_same_v<T, Bf16> && __all_sync(0xFFFFFFFFU, moderate);
-    for (int l = static_cast<int>(threadIdx.x); l < kDim; l += Split::kThreads) {
-      const float x = l < dim ? kWeightShift<T> - c[l] * kLog2E : -INFINITY;
-      to_added[l] = folded ? 0 : x;
-      factors[l] = l >= dim ? 0 : folded ? exp2f(x) : 1;
-      to_sums[l] = l < dim ? t[l] * factors[l] : 0;
-    }
-    __syncthreads();
-    fill_direct_tile<T, kDim, Split::kThreads>(tile, values, tiled.grads.row, dim, dim_v,
-                                               [&](int l, int) { return factors[l] * factor; });
-  }
-
-  // Adds Kn dC to dv.
-  __device__ void add_values(const Split& split, const RowWords<kDim>& kn,
-                             float (&dv)[kHeld / 8][4]) const {
-    const float times = exp2f(kWeightShift<T>) * factor, back = 1 / times;
-    if constexpr (std::is_same_v<T, F16>) {
-#pragma unroll
-      for (int n = 0; n < kHeld / 8; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) dv[n][i] *= times;
-      }
-    }
-#pragma unroll
-    for (int step = 0; step < kDim / 16; ++step) {
-      const auto& words = kn[step / 2];
-      const int pair = step % 2 * 2;
-      const std::uint32_t a[4] = {words[0][pair], words[1][pair], words[0][pair + 1],
-                                  words[1][pair + 1]};
-      multiply_step<T, kDim, kHeld>(dv, a, sums, step, split.first_column());
-    }
-    if constexpr (std::is_same_v<T, F16>) {
-#pragma unroll
-      for (int n = 0; n < kHeld / 8; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) dv[n][i] *= back;
-      }
-    }
-  }
-
-  // Adds beta Kn (v dC^T - t) to dk, which is in direct order: 32 channels from `first` on.
-  __device__ void add_keys(const Split& split, const std::uint32_t (&kn)[2][4],
-                           const unsigned char* v_tile, int first, float (&dk)[4][4]) const {
-    const int tq = threadIdx.x & 3;
-    const float unfactor = 1 / factor, shift = beta * exp2f(-kWeightShift<T>);
-    float acc[4][4] = {};
-    multiply_tiles<T, kDim, 4>(acc, v_tile, split.first_row(), sums + first * kDim * 2);
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      const float2 sum = *reinterpret_cast<const float2*>(t_sums + first + 8 * tq + 2 * n);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float2 weight = unpack<T>(kn[half][n]);
-        const float* const x = acc[n] + 2 * half;
-        float* const to = dk[n] + 2 * half;
-        to[0] = fmaf(shift * weight.x, x[0] * unfactor - sum.x, to[0]);
-        to[1] = fmaf(shift * weight.y, x[1] * unfactor - sum.y, to[1]);
       }
     }
   }

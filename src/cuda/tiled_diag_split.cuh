@@ -33,6 +33,11 @@ struct DiagSplit {
   }
 };
 
+// What the two warps of a group tell each other of a row.
+struct SharedRow {
+  float top, mass, dot;
+};
+
 // Left operands of 16 x 64 that two warps made half of each, in shared memory.
 template <class Split>
 struct WarpWords {
