@@ -16,6 +16,20 @@ namespace {
 
 constexpr std::int64_t kWidest = 128;
 
+int width_of(const Problem& p) { return std::max(p.dim, p.dim_v) <= 64 ? 64 : 128; }
+
+// Tiles of the wide kernels need the shared memory of the largest devices.
+std::string memory_refusal(const Problem& p) {
+  constexpr int kWideBytes = 200 * 1024, kNarrowBytes = 96 * 1024;
+  int found = 0;
+  check(cudaDeviceGetAttribute(&found, cudaDevAttrMaxSharedMemoryPerBlockOptin, p.device.index),
+        "cudaDeviceGetAttribute");
+  const int needed = width_of(p) == 64 ? kNarrowBytes : kWideBytes;
+  if (found >= needed) return "";
+  return "needs " + std::to_string(needed) + " bytes of shared memory, the device has " +
+         std::to_string(found);
+}
+
 std::string refusal(const Problem& p) {
   if (p.device.kind != DeviceKind::cuda) return "is for tensors on CUDA devices";
   if (p.dtype != DType::bf16) return "takes bf16 alone";
@@ -30,7 +44,8 @@ std::string refusal(const Problem& p) {
   if (std::max(p.dim, p.dim_v) > kWidest) {
     return "takes dim and dim_v up to " + std::to_string(kWidest);
   }
-  return device_refusal(p.device.index);
+  const std::string device = device_refusal(p.device.index);
+  return device.empty() ? memory_refusal(p) : device;
 }
 
 bool aligned(const ConstView& view) {
@@ -165,7 +180,7 @@ void run(const Call& call) {
     causal.saved = given_state(call.out.saved);
   }
   if (p.has_diag()) causal.diag_log2 = std::countr_zero(static_cast<std::uint64_t>(p.diag_block));
-  plan.width = std::max(p.dim, p.dim_v) <= 64 ? 64 : 128;
+  plan.width = width_of(p);
   plan.pieces = has_pieces(p);
   plan.jobs = causal.call.sequences.q_job_limit;
   (p.op == Op::forward ? launch_causal_forward : launch_causal_backward)(causal, plan);

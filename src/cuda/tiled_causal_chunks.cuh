@@ -54,18 +54,11 @@ struct KeyChunks {
         dim(static_cast<int>(call.dim)),
         dim_v(static_cast<int>(call.dim_v)) {}
 
+  // Masked keys come along: their exponentials are zeros, and a value that is not finite takes the
+  // head out of reach.
   __device__ void copy(unsigned char* k_tile, unsigned char* v_tile, int first) const {
-    if (sequences.mask == nullptr) {
-      copy_chunk<kDim>(k_tile, k, k_stride, first, count, dim);
-      copy_chunk<kDim>(v_tile, v, v_stride, first, count, dim_v);
-      return;
-    }
-    constexpr int kThreads = CausalShape<kDim>::kThreads;
-    const auto valid = [&](int key) {
-      return key < count && key_valid(sequences, piece.sequence, piece.begin + key);
-    };
-    copy_tile<kChunk, kDim, kThreads>(k_tile, k, k_stride, first, dim, valid);
-    copy_tile<kChunk, kDim, kThreads>(v_tile, v, v_stride, first, dim_v, valid);
+    copy_chunk<kDim>(k_tile, k, k_stride, first, count, dim);
+    copy_chunk<kDim>(v_tile, v, v_stride, first, count, dim_v);
   }
 
   // Bit j: whether key first + j counts.
@@ -85,14 +78,16 @@ __device__ inline void write_exponentials(unsigned char* to, const unsigned char
   for (int i = 0; i < kChunk / kStep; ++i) {
     const int row = first + i * kStep;
     const std::uint32_t at = tile_offset<kDim>(row, piece);
-    uint4 words = *reinterpret_cast<const uint4*>(k_tile + at);
-    largest.see(words.x);
-    largest.see(words.y);
-    largest.see(words.z);
-    largest.see(words.w);
-    words = {exponentials(words.x, scale), exponentials(words.y, scale),
-             exponentials(words.z, scale), exponentials(words.w, scale)};
-    if (((valid >> row) & 1) == 0) words = {0, 0, 0, 0};
+    uint4 words = {0, 0, 0, 0};
+    if (valid == ~std::uint64_t{0} || ((valid >> row) & 1) != 0) {
+      words = *reinterpret_cast<const uint4*>(k_tile + at);
+      largest.see(words.x);
+      largest.see(words.y);
+      largest.see(words.z);
+      largest.see(words.w);
+      words = {exponentials(words.x, scale), exponentials(words.y, scale),
+               exponentials(words.z, scale), exponentials(words.w, scale)};
+    }
     *reinterpret_cast<uint4*>(to + at) = words;
   }
 }

@@ -8,7 +8,8 @@
 
 namespace lln::cuda {
 
-// Which keys of a chunk the 16 rows from `first` on see in their blocks.
+// Which rows and keys of a chunk meet in a block. Masks have a bit for each of 16 neighbours from
+// column 2 t of a lane on, so that results (n, i) ask for bit 8 n + (i & 1).
 struct DiagSpan {
   int log2;  // of the block
   std::uint64_t valid;
@@ -17,8 +18,21 @@ struct DiagSpan {
   __device__ bool meets(int row, int key) const {
     return key <= row && (log2 <= 4 ? key == row : key >> log2 == row >> log2);
   }
-  __device__ bool sees(int row, int key) const {
-    return key <= row && key >> log2 == row >> log2 && ((valid >> key) & 1) != 0;
+  // Of the keys from `key` on that `row` sees; the two meet.
+  __device__ std::uint32_t keys(int row, int key) const {
+    const int own = row - key;  // 16 and more: a later part
+    std::uint32_t mask = static_cast<std::uint32_t>(valid >> key) & 0xFFFFU;
+    if (own < 16) mask &= (2U << own) - 1;
+    if (log2 < 4) mask &= ~0U << (own >> log2 << log2);
+    return mask >> (2 * (threadIdx.x & 3));
+  }
+  // Of the rows from `row` on that see `key`.
+  __device__ std::uint32_t rows(int row, int key) const {
+    const int own = key - row;  // negative: an earlier part
+    std::uint32_t mask = ((valid >> key) & 1) != 0 ? 0xFFFFU : 0;
+    if (own > 0) mask &= ~0U << own;
+    if (log2 < 4) mask &= (1U << ((own >> log2) + 1 << log2)) - 1;
+    return mask >> (2 * (threadIdx.x & 3));
   }
 };
 
@@ -27,17 +41,18 @@ template <int kDim>
 __device__ inline void diag_scores(float (&scores)[2][4], const RowOperand<kDim>& x, int first,
                                    int key, const unsigned char* k_tile, const DiagSpan& span,
                                    float scale) {
-  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  const int g = (threadIdx.x & 31) >> 2;
   clear(scores);
 #pragma unroll
   for (int step = 0; step < kDim / 16; ++step) {
     multiply_by_tile_rows<kDim>(scores, x[step], k_tile, key, step);
   }
+  const std::uint32_t seen[2] = {span.keys(first + g, key), span.keys(first + g + 8, key)};
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const bool sees = span.sees(first + g + 8 * (i >> 1), key + 8 * n + 2 * t + (i & 1));
+      const bool sees = (seen[i >> 1] >> (8 * n + (i & 1)) & 1) != 0;
       scores[n][i] = sees ? scores[n][i] * scale : -INFINITY;
     }
   }
@@ -111,11 +126,23 @@ struct CausalWeights {
     return diag(row_at(piece, row, half));
   }
 
-  // acc = w1 acc / mass + w2 part, for rows `row` + g and + 8 of the piece.
-  template <int kCount>
-  __device__ void join(float (&acc)[kCount][4], const float (&part)[kCount][4],
-                       const float (&mass)[4], const CausalPiece& piece, int row,
-                       int column) const {
+  __device__ bool by_channel() const {
+    return call.lln_weight.channel != 0 || call.diag_weight.channel != 0;
+  }
+  // Factors of channels into shared memory, [LLN, Diag][kDim].
+  template <int kDim>
+  __device__ void write_channels(float* channels) const {
+    for (int i = static_cast<int>(threadIdx.x); i < 2 * kDim; i += static_cast<int>(blockDim.x)) {
+      const Weight& weight = i < kDim ? call.lln_weight : call.diag_weight;
+      channels[i] = i % kDim < call.dim_v ? channel_factor(weight, head, i % kDim) : 0;
+    }
+  }
+
+  // acc = w1 acc / mass + w2 part, for rows `row` + g and + 8 of the piece. `channels` are those of
+  // the first column.
+  template <int kDim, int kCount>
+  __device__ void join(float (&acc)[kCount][4], float (&part)[kCount][4], const float (&mass)[4],
+                       const CausalPiece& piece, int row, const float* channels) const {
     const int t = threadIdx.x & 3;
     float w1[2], w2[2];
 #pragma unroll
@@ -123,18 +150,25 @@ struct CausalWeights {
       w1[half] = mass[2 * half] == 0 ? 0 : lln_at(piece, row, half) / mass[2 * half];
       w2[half] = diag_at(piece, row, half);
     }
-    const bool by_channel = call.lln_weight.channel != 0 || call.diag_weight.channel != 0;
+    if (by_channel()) {
+#pragma unroll
+      for (int n = 0; n < kCount; ++n) {
+        const float2 x = *reinterpret_cast<const float2*>(channels + 8 * n + 2 * t);
+        const float2 y = *reinterpret_cast<const float2*>(channels + kDim + 8 * n + 2 * t);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          acc[n][2 * half] *= x.x;
+          acc[n][2 * half + 1] *= x.y;
+          part[n][2 * half] *= y.x;
+          part[n][2 * half + 1] *= y.y;
+        }
+      }
+    }
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        float x = w1[i >> 1] * acc[n][i], y = w2[i >> 1] * part[n][i];
-        const int c = column + 8 * n + 2 * t + (i & 1);
-        if (by_channel && c < call.dim_v) {
-          x *= channel_factor(call.lln_weight, head, c);
-          y *= channel_factor(call.diag_weight, head, c);
-        }
-        acc[n][i] = x + y;
+        acc[n][i] = fmaf(w1[i >> 1], acc[n][i], w2[i >> 1] * part[n][i]);
       }
     }
   }
@@ -146,11 +180,12 @@ struct CausalWeights {
   }
 };
 
-// Gradients of 16 rows, times w2, at 64 channels: P (g v^T - delta) k / sqrt(dim). Writes the rows'
+// Gradients of 16 rows, times w2, at 64 channels, in words of rows g and g + 8:
+// P (g v^T - delta) k / sqrt(dim). Writes the rows'
 // masses and deltas. `stage` has tiles of q, k, v and g.
 template <int kDim>
-__device__ inline void diag_row_gradients(float (&acc)[8][4], const unsigned char* stage, int first,
-                                          int channel, std::uint64_t valid,
+__device__ inline void diag_row_gradients(std::uint32_t (&packed)[8][2], const unsigned char* stage,
+                                          int first, int channel, std::uint64_t valid,
                                           const CausalCall& causal, const CausalWeights& weights,
                                           const CausalPiece& piece, int row,
                                           std::int64_t statistics) {
@@ -160,7 +195,8 @@ __device__ inline void diag_row_gradients(float (&acc)[8][4], const unsigned cha
   const unsigned char* const g_tile = v_tile + kTileBytes;
   const int lane = threadIdx.x & 31, t = lane & 3;
   const DiagSpan span{causal.diag_log2, valid};
-  float p[kChunk / 16][2][4], products[kChunk / 16][2][4];
+  float p[kChunk / 16][2][4];
+  std::uint32_t products[kChunk / 16][4];  // packed: there are many registers in use
   float top[2] = {-INFINITY, -INFINITY}, mass[2] = {}, delta[2] = {};
   {
     RowOperand<kDim> q;
@@ -183,12 +219,12 @@ __device__ inline void diag_row_gradients(float (&acc)[8][4], const unsigned cha
 #pragma unroll
   for (int part = 0; part < kChunk / 16; ++part) {
     if (!span.meets(first, 16 * part)) continue;
-    clear(products[part]);
+    float dots[2][4] = {};
 #pragma unroll
     for (int step = 0; step < kDim / 16; ++step) {
       std::uint32_t g[4];
       load_left<kDim>(g, g_tile, first, step);
-      multiply_by_tile_rows<kDim>(products[part], g, v_tile, 16 * part, step);
+      multiply_by_tile_rows<kDim>(dots, g, v_tile, 16 * part, step);
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -196,8 +232,9 @@ __device__ inline void diag_row_gradients(float (&acc)[8][4], const unsigned cha
       float& weight = p[part][i >> 2][i & 3];
       weight = exp2_fast(weight - top[half]);
       mass[half] += weight;
-      delta[half] = fmaf(weight, products[part][i >> 2][i & 3], delta[half]);
+      delta[half] = fmaf(weight, dots[i >> 2][i & 3], delta[half]);
     }
+    pack_left(products[part], dots);
   }
   float factor[2];
 #pragma unroll
@@ -215,18 +252,27 @@ __device__ inline void diag_row_gradients(float (&acc)[8][4], const unsigned cha
       causal.diag_weight[statistics + own] = weight;
     }
   }
+  float acc[8][4] = {};
 #pragma unroll
   for (int part = 0; part < kChunk / 16; ++part) {
     if (!span.meets(first, 16 * part)) continue;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int half = (i >> 1) & 1;
-      float& weight = p[part][i >> 2][i & 3];
-      weight *= (products[part][i >> 2][i & 3] - delta[half]) * factor[half];
+    for (int i = 0; i < 4; ++i) {  // words: rows g, g + 8, then the same 8 keys on
+      const float2 dot = unpack<Bf16>(products[part][i]);
+      float* const weight = p[part][i >> 1] + 2 * (i & 1);
+      weight[0] *= (dot.x - delta[i & 1]) * factor[i & 1];
+      weight[1] *= (dot.y - delta[i & 1]) * factor[i & 1];
     }
     std::uint32_t y[4];
     pack_left(y, p[part]);
     multiply_by_tile<kDim>(acc, y, k_tile, 16 * part, channel);
+  }
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      packed[n][half] = pack<Bf16>(acc[n][2 * half], acc[n][2 * half + 1]);
+    }
   }
 }
 
@@ -261,12 +307,13 @@ __device__ inline void diag_key_gradients(float (&dk)[8][4], float (&dv)[8][4],
       load_left<kDim>(x, v_tile, first, step);
       multiply_by_tile_rows<kDim>(products, x, g_tile, row, step);
     }
+    const std::uint32_t seen[2] = {span.rows(row, first + g), span.rows(row, first + g + 8)};
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int at = row + 8 * n + 2 * t + (i & 1);
-        const bool sees = span.sees(at, first + g + 8 * (i >> 1));
+        const bool sees = (seen[i >> 1] >> (8 * n + (i & 1)) & 1) != 0;
         p[n][i] =
             sees ? exp2_fast(fmaf(p[n][i], scale, -statistics.mass[at])) * statistics.weight[at]
                  : 0;

@@ -15,7 +15,7 @@ struct CausalForwardShape : CausalShape<kDim> {
   static constexpr int kStages = kDim <= 64 ? 2 : 3;
   static constexpr int kStageBytes = 3 * Base::kTileBytes;  // q, k, v
   static constexpr int kShared =
-      kStages * kStageBytes + Base::kTileBytes + Base::kStateBytes + kDim * 2;
+      kStages * kStageBytes + Base::kTileBytes + Base::kStateBytes + kDim * (2 + 8);
 };
 
 // Numerators and masses (in [0] and [2]) of 16 rows of a chunk.
@@ -84,11 +84,12 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 3 : 1)
   unsigned char* const eu_tile = shared + Shape::kStages * Shape::kStageBytes;
   unsigned char* const state_tile = eu_tile + Shape::kTileBytes;
   Bf16* const state_mass = reinterpret_cast<Bf16*>(state_tile + Shape::kStateBytes);
+  float* const channels = reinterpret_cast<float*>(state_mass + kDim);  // weights of LLN+Diag
   const DeviceCall& call = causal.call;
   const CausalPiece piece = find_causal_piece<false>(call);
   if (piece.s < 0) return;
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
-  const int warp = threadIdx.x >> 5;
+  const int warp = warp_index();
   const int first = 16 * (warp & 3), column = 64 * (warp >> 2);  // rows and columns of this warp
   const KeyChunks<kDim> keys(call, piece);
   const Bf16* const q = piece.rows<const Bf16>(call.q);
@@ -113,6 +114,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 3 : 1)
   const float alpha = scale_at(call.alpha, piece.s, piece.head) * kLog2E;
   const float beta = scale_at(call.beta, piece.s, piece.head_k) * kLog2E;
   const CausalWeights weights(call, piece);
+  if constexpr (kDiag) weights.write_channels<kDim>(channels);
   Largest largest_q, largest_k, largest_o;
   for (int chunk = 0; chunk < chunks; ++chunk) {
     copy_wait<Shape::kStages - 2>();
@@ -144,7 +146,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 3 : 1)
     add_rows<kDim>(acc, mass, ea, first, column, eu_tile, v_tile, state_tile, state_mass);
     const int row = chunk * kChunk + first;
     if constexpr (kDiag) {
-      weights.join(acc, diag, mass, piece, row, column);
+      weights.join<kDim>(acc, diag, mass, piece, row, channels + column);
     } else {
       const float inverse[2] = {mass[0] == 0 ? 0 : 1 / mass[0], mass[2] == 0 ? 0 : 1 / mass[2]};
 #pragma unroll

@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 2 : 1)
   const CausalPiece piece = find_causal_piece<true>(call);
   if (piece.s < 0) return;
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, t = lane & 3;
+  const int warp = warp_index(), lane = threadIdx.x & 31, t = lane & 3;
   const int first = 16 * (warp & 3), column = 64 * (warp >> 2);  // of this warp
   const int group = static_cast<int>(static_cast<std::uint32_t>(call.heads) /
                                      static_cast<std::uint32_t>(call.heads_k));

@@ -10,23 +10,34 @@ namespace lln::cuda {
 
 inline constexpr int kSumStages = 3;
 
-// K and s of the keys of each piece but the last, for the piece behind it. One block per piece and
-// key head.
+// K and s of the keys of each piece but the last, for the piece behind it. From the last chunk to
+// the first: a walk that follows finds the first ones in the cache. One block per piece and key
+// head.
 template <int kDim>
 __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 4 : 2)
     causal_key_sums(const __grid_constant__ CausalCall causal) {
+  constexpr int kTileBytes = CausalShape<kDim>::kTileBytes;
   extern __shared__ __align__(128) unsigned char shared[];
   const DeviceCall& call = causal.call;
   const CausalPiece piece = find_causal_piece<true>(call);
   if (piece.s < 0 || piece.last) return;
   const KeyChunks<kDim> keys(call, piece);
-  const KeyWalk<Bf16, kDim, kDim, kSumStages> walk{
-      call.sequences, piece.sequence, shared,
-      keys.k,         keys.v,         keys.k_stride,
-      keys.v_stride,  piece.begin,    keys.count,
-      keys.dim,       keys.dim_v,     scale_at(call.beta, piece.s, piece.head_k) * kLog2E};
+  const float scale = scale_at(call.beta, piece.s, piece.head_k) * kLog2E;
+  const int chunks = (keys.count + kChunk - 1) / kChunk;
+  const auto stage = [&](int i) { return shared + i % kSumStages * 2 * kTileBytes; };
+  const auto first = [&](int i) { return (chunks - 1 - i) * kChunk; };
+  const auto start = [&](int i) {
+    if (i < chunks) keys.copy(stage(i), stage(i) + kTileBytes, first(i));
+    copy_commit();
+  };
+  for (int i = 0; i < kSumStages - 1; ++i) start(i);
   PlainSums<kDim> sums;
-  walk.add_all(sums);
+  for (int i = 0; i < chunks; ++i) {
+    copy_wait<kSumStages - 2>();
+    __syncthreads();
+    start(i + kSumStages - 1);
+    add_keys<Bf16, kDim, kDim>(sums, stage(i), stage(i) + kTileBytes, scale, keys.valid(first(i)));
+  }
   ChannelRows<kDim> rows;
 #pragma unroll
   for (int i = 0; i < 4; ++i) rows.mass[i] = sums.s[i];

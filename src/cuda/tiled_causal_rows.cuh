@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 2 : 1)
   const CausalPiece piece = find_causal_piece<false>(call);
   if (piece.s < 0) return;
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, t = lane & 3;
+  const int warp = warp_index(), lane = threadIdx.x & 31, t = lane & 3;
   const int first = 16 * (warp & 3), channel = 64 * (warp >> 2);  // of this warp
   const KeyChunks<kDim> keys(call, piece);
   const Bf16* const q = piece.rows<const Bf16>(call.q);
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 2 : 1)
       state_mass[state.channel(0)] = state.mass[0];
       state_mass[state.channel(1)] = state.mass[2];
     }
-    float diag[kDiag ? 8 : 1][4] = {};
+    std::uint32_t diag[8][2];
     if constexpr (kDiag) {
       diag_row_gradients<kDim>(diag, stage, first, channel, valid, causal, weights, piece, row,
                                statistics);
@@ -218,8 +218,9 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 2 : 1)
         own[0] = alpha * y.x * fmaf(-delta[half], z[n][2 * half], own[0]);
         own[1] = alpha * y.y * fmaf(-delta[half], z[n][2 * half + 1], own[1]);
         if constexpr (kDiag) {
-          own[0] += diag[n][2 * half];
-          own[1] += diag[n][2 * half + 1];
+          const float2 part = unpack<Bf16>(diag[n][half]);
+          own[0] += part.x;
+          own[1] += part.y;
         }
       }
     }

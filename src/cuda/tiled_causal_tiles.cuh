@@ -13,6 +13,11 @@ namespace lln::cuda {
 // masses and their inverses far from the ends of f32 and bf16.
 inline constexpr float kLargestModerate = 48;
 
+// The same for all lanes, which this lets the compiler know.
+__device__ inline int warp_index() {
+  return __shfl_sync(0xFFFFFFFFU, static_cast<int>(threadIdx.x) >> 5, 0);
+}
+
 // 16 rows as a left operand: [step of 16 channels][row g, row g + 8, the same 8 channels on].
 template <int kWidth>
 using RowOperand = std::uint32_t[kWidth / 16][4];

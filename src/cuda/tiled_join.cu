@@ -11,7 +11,7 @@ namespace {
 constexpr int kJoinThreads = 256;
 // Many pieces are summed in this many runs, which are then added in order; few in one.
 constexpr int kRuns = 4;
-constexpr std::int64_t kManyPieces = 32;
+constexpr int kManyPieces = 32;
 
 // Sums of pieces for four columns of one channel, with their reference exponent.
 struct Joined {
@@ -27,14 +27,17 @@ __device__ void scale(Joined& sums, float factor) {
   sums.values.w *= factor;
 }
 
-// `values` are averages times mass where kAverages, sums otherwise.
+// `values` are averages of the mass where kAverages, sums otherwise. References are equal nearly
+// always (0), and then nothing is rescaled.
 template <bool kAverages>
 __device__ void add(Joined& sums, float m, float mass, const float4& values) {
-  if (m > sums.m) {
-    scale(sums, exp2f(sums.m - m));
-    sums.m = m;
+  float factor = 1;
+  if (m != sums.m) {
+    const float top = fmaxf(m, sums.m);
+    scale(sums, exp2f(sums.m - top));
+    factor = exp2f(m - top);
+    sums.m = top;
   }
-  const float factor = m == sums.m ? 1 : exp2f(m - sums.m);
   const float weight = kAverages ? mass * factor : factor;
   sums.mass = fmaf(mass, factor, sums.mass);
   sums.values.x = fmaf(weight, values.x, sums.values.x);
@@ -72,15 +75,15 @@ __device__ JoinPlace join_place(const DeviceCall& call) {
 
 // Sums over pieces 0 .. pieces - 1, of which piece(i) adds the i-th, in the threads of run 0.
 template <bool kSplit, class AddPiece>
-__device__ Joined join_pieces(const JoinPlace& place, std::int64_t pieces, int chunks,
+__device__ Joined join_pieces(const JoinPlace& place, int pieces, int chunks,
                               AddPiece&& add_piece) {
   __shared__ Joined shared[kSplit ? kJoinThreads : 1];
   const auto sum_run = [&](int run) {
     Joined sums;
-    const std::int64_t runs = pieces > kManyPieces ? kRuns : 1;
-    const std::int64_t end = run < runs ? pieces * (run + 1) / runs : 0;
+    const int runs = pieces > kManyPieces ? kRuns : 1;
+    const int end = run < runs ? pieces * (run + 1) / runs : 0;
 #pragma unroll 4
-    for (std::int64_t i = run < runs ? pieces * run / runs : 0; i < end; ++i) add_piece(sums, i);
+    for (int i = run < runs ? pieces * run / runs : 0; i < end; ++i) add_piece(sums, i);
     return sums;
   };
   Joined total = place.inside ? sum_run(kSplit ? place.run : 0) : Joined();
@@ -106,13 +109,16 @@ __global__ void __launch_bounds__(kJoinThreads) join_keys(const __grid_constant_
   const KeyPieces own = key_pieces(tiled, place.s, sequence_at(call.sequences, place.s));
   const std::int64_t first = (own.first * call.heads_k + place.head) * call.dim + place.channel;
   const std::int64_t step = call.heads_k * call.dim;
-  const Joined sums = join_pieces<kSplit>(
-      place, own.count, static_cast<int>(call.dim_v) / 4, [&](Joined& total, std::int64_t i) {
-        const std::int64_t at = first + i * step;
-        add<true>(
-            total, tiled.keys.m[at], tiled.keys.s[at],
-            *reinterpret_cast<const float4*>(tiled.keys.values + at * call.dim_v + place.column));
-      });
+  const float* const m = tiled.keys.m + first;
+  const float* const s = tiled.keys.s + first;
+  const float* const values = tiled.keys.values + first * call.dim_v + place.column;
+  const std::int64_t values_step = step * call.dim_v;
+  const Joined sums =
+      join_pieces<kSplit>(place, static_cast<int>(own.count), static_cast<int>(call.dim_v) / 4,
+                          [&](Joined& total, int i) {
+                            add<true>(total, m[i * step], s[i * step],
+                                      *reinterpret_cast<const float4*>(values + i * values_step));
+                          });
   if (!place.inside || place.run != 0) return;
   const float inverse = sums.mass == 0 ? 0 : 1 / sums.mass;
   if (place.column == 0) {
@@ -135,9 +141,9 @@ __global__ void __launch_bounds__(kJoinThreads) join_rows(const __grid_constant_
   const DeviceSequence seq = sequence_at(call.sequences, place.s);
   const auto group =
       static_cast<std::uint32_t>(call.heads) / static_cast<std::uint32_t>(call.heads_k);
-  const std::int64_t pieces = call.sequences.q_jobs.count(seq.q_tokens) * group;
+  const auto pieces = static_cast<int>(call.sequences.q_jobs.count(seq.q_tokens) * group);
   const Joined sums = join_pieces<kSplit>(
-      place, pieces, static_cast<int>(call.dim_v) / 4, [&](Joined& total, std::int64_t i) {
+      place, pieces, static_cast<int>(call.dim_v) / 4, [&](Joined& total, int i) {
         const std::uint32_t piece = static_cast<std::uint32_t>(i) / group;
         const std::int64_t slot = (seq.q_first_job + piece) * call.heads + place.head * group +
                                   (static_cast<std::uint32_t>(i) - piece * group);
@@ -168,6 +174,7 @@ void launch_join_keys(const TiledCall& tiled, cudaStream_t stream) {
 }
 
 void launch_join_rows(const TiledCall& tiled, cudaStream_t stream) {
+  if (tiled.rows.values == tiled.grads.values) return;
   const DeviceCall& call = tiled.call;
   const Sequences& all = call.sequences;
   const bool split = all.q_jobs.count(all.tokens) * (call.heads / call.heads_k) > kManyPieces;

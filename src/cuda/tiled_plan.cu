@@ -103,7 +103,10 @@ TiledScratch lay_out(const Problem& p, std::byte* base) {
     }
     if (p.op == Op::backward) {
       scratch.grads = own_state(layout, p);
-      scratch.rows = partials(layout, p, row_job_limit(p, jobs) * p.heads, false);
+      // The sums of the only piece are those of the sequence.
+      const bool whole = !p.packed && jobs.count(p.tokens) == 1 && p.heads == p.heads_k;
+      scratch.rows = whole ? Partials{nullptr, scratch.grads.c, scratch.grads.values}
+                           : partials(layout, p, row_job_limit(p, jobs) * p.heads, false);
     }
   }
   if (p.has_diag() && p.op == Op::backward) {
@@ -206,7 +209,7 @@ TiledWork prepare_tiled(const Call& call) {
     plan.key_rows_jobs = tiled.call.sequences.k_job_limit;
   } else {
     tiled.key_rows_piece_log2 =
-        longest_piece_log2(p, p.batch * p.heads_k * p.tokens_k, tiled_width(p) <= 64 ? 4 : 1);
+        longest_piece_log2(p, p.batch * p.heads_k * p.tokens_k, tiled_width(p) <= 64 ? 16 : 1);
     plan.key_rows_jobs = p.batch * (((p.tokens_k - 1) >> tiled.key_rows_piece_log2) + 1);
   }
   plan.stream = static_cast<cudaStream_t>(call.stream);
