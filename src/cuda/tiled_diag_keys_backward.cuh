@@ -4,9 +4,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/tiled_diag_lln.cuh"
 #include "cuda/tiled_diag_rows.cuh"
-#include "cuda/tiled_diag_split.cuh"
-#include "cuda/tiled_keys_backward.cuh"
 
 namespace lln::cuda {
 
@@ -31,29 +30,6 @@ struct DiagKeysBackwardShape {
   static constexpr int kVectorsAt = kSumsAt + kDim * kDim * 2;
   static constexpr int kShared = kLln ? kVectorsAt + 3 * kDim * 4 : kSumsAt;
 };
-
-// A tile [channel, column] whose rows are in direct order: row 8 n + g is the channel of column g
-// of the n-th result. Its product with weights of keys and that of values with its transpose both
-// read it as it is.
-template <class T, int kDim, int kThreads, class Factor>
-__device__ inline void fill_direct_tile(unsigned char* tile, const float* matrix,
-                                        std::int64_t row_stride, int depth, int width,
-                                        Factor&& factor) {
-  for (int i = static_cast<int>(threadIdx.x); i < kDim * kDim / 8; i += kThreads) {
-    const int channel = i / (kDim / 8), piece = i % (kDim / 8);
-    float4 low = {0, 0, 0, 0}, high = {0, 0, 0, 0};
-    if (channel < depth && 8 * piece < width) {
-      const float* const from = matrix + channel * row_stride + 8 * piece;
-      low = *reinterpret_cast<const float4*>(from);
-      high = *reinterpret_cast<const float4*>(from + 4);
-    }
-    const float times = factor(channel);
-    const ColumnPlace place = column_place<Columns::direct>(channel);
-    *reinterpret_cast<uint4*>(tile + tile_offset<kDim>(8 * place.n + place.g, piece)) = {
-        pack<T>(low.x * times, low.y * times), pack<T>(low.z * times, low.w * times),
-        pack<T>(high.x * times, high.y * times), pack<T>(high.z * times, high.w * times)};
-  }
-}
 
 // One block per key job and key head. rows.s is -1 where there is no such job.
 __device__ inline DiagPiece find_diag_keys(const TiledCall& tiled) {
@@ -155,104 +131,6 @@ struct DiagKeyGradients {
   }
 };
 
-// The LLN part of keys, as in keys_backward.
-template <class T, int kDim>
-struct LlnKeyGradients {
-  using Split = DiagSplit<kDim>;
-  static constexpr int kHeld = Split::kHeld;
-
-  const unsigned char* sums;  // dC with `factors` and `factor`
-  const float *added, *t_sums;
-  float beta, factor;
-  bool folded;
-
-  // Fills the shared memory; all threads of the block take part, and must meet before it is read.
-  __device__ LlnKeyGradients(const TiledCall& tiled, const RowPiece& keys, unsigned char* tile,
-                             float* vectors) {
-    const DeviceCall& call = tiled.call;
-    const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
-    float* const factors = vectors + kDim;
-    float* const to_added = vectors;
-    float* const to_sums = vectors + 2 * kDim;
-    sums = tile;
-    added = to_added;
-    t_sums = to_sums;
-    const float* const values = tiled.grads.values_at(keys.s, keys.head);
-    factor = 1;
-    if constexpr (std::is_same_v<T, F16>) {
-      // No larger: Diag's part is multiplied with it too.
-      factor = fminf(matrix_factor(values, tiled.grads.row, dim, dim_v, vectors), 0x1p40F);
-      __syncthreads();
-    }
-    const float* const c = tiled.state.c_at(keys.s, keys.head);
-    const float* const t = tiled.grads.c_at(keys.s, keys.head);
-    beta = scale_at(call.beta, keys.s, keys.head);
-    bool moderate = true;
-    for (int l = static_cast<int>(threadIdx.x) & 31; l < dim; l += 32) {
-      moderate = moderate && fabsf(c[l] * kLog2E) <= kModerateExponent;
-    }
-    folded = std::is_same_v<T, Bf16> && __all_sync(0xFFFFFFFFU, moderate);
-    for (int l = static_cast<int>(threadIdx.x); l < kDim; l += Split::kThreads) {
-      const float x = l < dim ? kWeightShift<T> - c[l] * kLog2E : -INFINITY;
-      to_added[l] = folded ? 0 : x;
-      factors[l] = l >= dim ? 0 : folded ? exp2f(x) : 1;
-      to_sums[l] = l < dim ? t[l] * factors[l] : 0;
-    }
-    __syncthreads();
-    fill_direct_tile<T, kDim, Split::kThreads>(tile, values, tiled.grads.row, dim, dim_v,
-                                               [&](int l) { return factors[l] * factor; });
-  }
-
-  // Adds Kn dC to dv.
-  __device__ void add_values(const Split& split, const RowWords<kDim>& kn,
-                             float (&dv)[kHeld / 8][4]) const {
-    const float times = exp2f(kWeightShift<T>) * factor, back = 1 / times;
-    if constexpr (std::is_same_v<T, F16>) {
-#pragma unroll
-      for (int n = 0; n < kHeld / 8; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) dv[n][i] *= times;
-      }
-    }
-#pragma unroll
-    for (int step = 0; step < kDim / 16; ++step) {
-      const auto& words = kn[step / 2];
-      const int pair = step % 2 * 2;
-      const std::uint32_t a[4] = {words[0][pair], words[1][pair], words[0][pair + 1],
-                                  words[1][pair + 1]};
-      multiply_step<T, kDim, kHeld>(dv, a, sums, step, split.first_column());
-    }
-    if constexpr (std::is_same_v<T, F16>) {
-#pragma unroll
-      for (int n = 0; n < kHeld / 8; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) dv[n][i] *= back;
-      }
-    }
-  }
-
-  // Adds beta Kn (v dC^T - t) to dk, which is in direct order: 32 channels from `first` on.
-  __device__ void add_keys(const Split& split, const std::uint32_t (&kn)[2][4],
-                           const unsigned char* v_tile, int first, float (&dk)[4][4]) const {
-    const int tq = threadIdx.x & 3;
-    const float unfactor = 1 / factor, shift = beta * exp2f(-kWeightShift<T>);
-    float acc[4][4] = {};
-    multiply_tiles<T, kDim, 4>(acc, v_tile, split.first_row(), sums + first * kDim * 2);
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      const float2 sum = *reinterpret_cast<const float2*>(t_sums + first + 8 * tq + 2 * n);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float2 weight = unpack<T>(kn[half][n]);
-        const float* const x = acc[n] + 2 * half;
-        float* const to = dk[n] + 2 * half;
-        to[0] = fmaf(shift * weight.x, x[0] * unfactor - sum.x, to[0]);
-        to[1] = fmaf(shift * weight.y, x[1] * unfactor - sum.y, to[1]);
-      }
-    }
-  }
-};
-
 // q and g of a query head as the keys of a piece count tokens, and the statistics of its rows.
 template <class T, int kDim>
 struct HeadRows {
@@ -282,7 +160,7 @@ struct HeadRows {
     delta = tiled.diag_delta + first;
   }
 
-  __device__ void start(const DiagStep& step, unsigned char* tiles,
+  __device__ void start(const DiagStep<true>& step, unsigned char* tiles,
                         RowStatistics& statistics) const {
     if (!step.has_keys()) return;
     tensors.start(tiles, step.key, step.key_end, false, [](int) { return true; });
@@ -322,7 +200,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
       static_cast<int>(static_cast<unsigned>(call.heads) / static_cast<unsigned>(call.heads_k));
   const std::int64_t first_head = piece.rows.head * group;
   const auto keys = keys_of<T, kDim, kThreads>(call, piece.rows);
-  const auto start = [&](const DiagStep& step, int stage) {
+  const auto start = [&](const DiagStep<true>& step, int stage) {
     if (step.tile < piece.tiles) {
       if (step.opens()) {
         const int first = piece.tile_begin(step.tile), end = piece.tile_end(step.tile);
@@ -337,10 +215,11 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
     }
     copy_commit();
   };
-  DiagStep ahead;
+  DiagStep<true> ahead;
   ahead.open(piece);
   start(ahead, 0);
   const Split split;
+  wait_for_previous();
   [[maybe_unused]] const auto lln = [&] {
     if constexpr (kLln) {
       return LlnKeyGradients<T, kDim>(tiled, piece.rows, shared + Shape::kSumsAt,
@@ -358,7 +237,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
   const float inverse_root = rsqrtf(static_cast<float>(dim));
   DiagKeyGradients<T, kDim> diag;
   for (int stage = 0; ahead.tile < piece.tiles; stage ^= 1) {
-    const DiagStep step = ahead;
+    const DiagStep<true> step = ahead;
     ahead.next(piece, group);
     copy_wait<0>();
     __syncthreads();
@@ -370,8 +249,9 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
     if (step.opens()) diag.reset();
     if (step.has_keys()) {
       if (call.diag_weight.channel != 0) {
-        for (int c = static_cast<int>(threadIdx.x); c < dim_v; c += kThreads) {
-          channels[c] = channel_factor(call.diag_weight, first_head + step.sweep, c);
+        const std::int64_t head = first_head + step.sweep;
+        for (int c = static_cast<int>(threadIdx.x); c < kDim; c += kThreads) {
+          channels[c] = c < dim_v ? channel_factor(call.diag_weight, head, c) : 0;
         }
         __syncthreads();
         scale_columns<T, kDim, kThreads>(row_tiles + Split::kTileBytes, channels);

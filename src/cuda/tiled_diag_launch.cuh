@@ -12,8 +12,12 @@ namespace lln::cuda {
 
 template <class T, int kDim, bool kLln>
 void launch_diag_forward(const TiledCall& tiled, const TiledPlan& plan) {
-  launch("rows_diag_forward", rows_diag_forward<T, kDim, kLln>, plan.row_jobs * tiled.call.heads,
-         kDiagThreads, DiagForwardShape<kDim, kLln>::kShared, plan.stream, tiled);
+  const bool several = kDiagTile % tiled.call.diag_block != 0;
+  launch("rows_diag_forward",
+         several ? rows_diag_forward<T, kDim, kLln, true> : rows_diag_forward<T, kDim, kLln, false>,
+         LaunchShape{plan.row_jobs * tiled.call.heads, kDiagThreads,
+                     DiagForwardShape<kDim, kLln>::kShared, plan.stream, kLln},
+         tiled);
 }
 
 template <class T, int kDim, bool kLln>
@@ -26,10 +30,16 @@ void launch_diag_backward(const TiledCall& tiled, const TiledPlan& plan) {
   launch(
       "rows_diag_backward",
       several ? rows_diag_backward<T, kDim, kLln, true> : rows_diag_backward<T, kDim, kLln, false>,
-      plan.row_jobs * call.heads, kThreads, RowsShape::kShared, plan.stream, tiled);
+      LaunchShape{plan.row_jobs * call.heads, kThreads, RowsShape::kShared, plan.stream,
+                  kLln && !plan.state_given},
+      tiled);
   if (kLln) launch_join_rows(tiled, plan.stream);
-  launch("keys_diag_backward", keys_diag_backward<T, kDim, kLln>, plan.key_rows_jobs * call.heads_k,
-         kThreads, KeysShape::kShared, plan.stream, tiled);
+  // The first tiles of keys are under way before the kernel waits; their rows' statistics are older
+  // than the previous launch only where that is the join.
+  launch("keys_diag_backward", keys_diag_backward<T, kDim, kLln>,
+         LaunchShape{plan.key_rows_jobs * call.heads_k, kThreads, KeysShape::kShared, plan.stream,
+                     kLln},
+         tiled);
 }
 
 // Calls body.operator()<kDim, kLln>().

@@ -17,7 +17,7 @@ struct DiagForwardShape {
   static constexpr int kStageBytes = 2 * kTileBytes;  // k and v
   static constexpr int kOperand = kLln ? kOperandBytes<kDim, kDim> : 0;
   static constexpr int kExponents = kLln ? sizeof(RowExponents<kDim>) : 0;
-  static constexpr int kShared = 2 * kStageBytes + kOperand + kExponents + kDim * 4;
+  static constexpr int kShared = 2 * kStageBytes + kOperand + kExponents + 2 * kDim * 4;
 };
 
 // Results with columns in natural order, 32 of them, as rows of the caller's type.
@@ -38,6 +38,11 @@ __device__ inline void store_natural(T* rows, std::int64_t stride, int first, in
     }
   }
 }
+
+// Sums with weights up to 2^this would leave f32 for values at the end of bf16's range, so weights
+// are made so much smaller.
+template <class T>
+inline constexpr float kHeadroom = std::is_same_v<T, Bf16> ? 30 : 0;
 
 // The softmax of 16 rows over their keys so far, in units of log2.
 template <int kDim>
@@ -78,7 +83,7 @@ struct DiagRows {
       rescale(exp2_fast((top[0] - next[0]) * scale), exp2_fast((top[1] - next[1]) * scale));
     top[0] = next[0];
     top[1] = next[1];
-    const float shift[2] = {-next[0] * scale, -next[1] * scale};
+    const float shift[2] = {-next[0] * scale - kHeadroom<T>, -next[1] * scale - kHeadroom<T>};
     std::uint32_t p[kSteps][4];
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
@@ -97,6 +102,16 @@ struct DiagRows {
     multiply_tile<T, kSteps, kDim>(acc, p, v_tile);
   }
 
+  __device__ void scale_columns(const float* factors) {
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n) {
+      const float2 factor =
+          *reinterpret_cast<const float2*>(factors + 8 * n + 2 * (threadIdx.x & 3));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) acc[n][i] *= i % 2 == 0 ? factor.x : factor.y;
+    }
+  }
+
   __device__ void rescale(float low, float high) {
     mass[0] *= low;
     mass[2] *= high;
@@ -107,6 +122,21 @@ struct DiagRows {
     }
   }
 };
+
+// Copies words that came from memory four in a row into registers that need not be so: the tensor
+// core wants other neighbours, and the compiler would move them there before every product. `zero`
+// is one that it does not know to be.
+template <int kDim>
+__device__ inline void take_rows(RowWords<kDim>& to, const RowWords<kDim>& from,
+                                 std::uint32_t zero) {
+#pragma unroll
+  for (int i = 0; i < kDim / 4; ++i) {
+    to[i / 8][i / 4 % 2][i % 4] = from[i / 8][i / 4 % 2][i % 4] ^ zero;
+  }
+}
+
+// To two units in the last place.
+__device__ inline float quick_inverse(float sum) { return sum == 0 ? 0 : __fdividef(1, sum); }
 
 // e of 16 rows from memory where moderate_weights() does not do. Not inlined: it is for rare rows,
 // and its registers would be everybody's.
@@ -119,7 +149,7 @@ __device__ __noinline__ void careful_from_memory(RowWords<kDim>& e, const T* q, 
   careful_weights<T, kDim>(e, exponents, scale, taken_out);
 }
 
-template <class T, int kDim, bool kLln>
+template <class T, int kDim, bool kLln, bool kSeveral>
 __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
     rows_diag_forward(const __grid_constant__ TiledCall tiled) {
   using Shape = DiagForwardShape<kDim, kLln>;
@@ -131,6 +161,7 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
       *reinterpret_cast<RowExponents<kDim>*>(shared + 2 * Shape::kStageBytes + Shape::kOperand);
   float* const channels = reinterpret_cast<float*>(shared + 2 * Shape::kStageBytes +
                                                    Shape::kOperand + Shape::kExponents);
+  float* const lln_channels = channels + kDim;
   const DeviceCall& call = tiled.call;
   const DiagPiece piece = find_diag_rows(call);
   if (piece.rows.s < 0) return;
@@ -140,11 +171,12 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
   T* const o = piece.rows.template rows<T>(call.o);
   const int lane = threadIdx.x & 31, warp_row = 16 * (static_cast<int>(threadIdx.x) >> 5);
   const auto keys = keys_of<T, kDim, kDiagThreads>(call, piece.rows);
-  const auto start = [&](const DiagStep& step, unsigned char* stage) {
+  using Step = DiagStep<kSeveral>;
+  const auto start = [&](const Step& step, unsigned char* stage) {
     start_keys(keys, call.sequences, piece, step, stage);
     copy_commit();
   };
-  DiagStep ahead;
+  Step ahead;
   ahead.open(piece);
   start(ahead, shared);
   RowWords<kDim> next_q;
@@ -152,7 +184,10 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
 
   for (int c = static_cast<int>(threadIdx.x); c < kDim; c += kDiagThreads) {
     channels[c] = c < dim_v ? channel_factor(call.diag_weight, head, c) : 0;
+    lln_channels[c] =
+        c < dim_v ? exp2f(-kHeadroom<T>) * channel_factor(call.lln_weight, head, c) : 0;
   }
+  wait_for_previous();
   float taken_out = 0;
   if constexpr (kLln) {
     taken_out =
@@ -163,20 +198,18 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
       const int column = pass * kPassWidth;
       fill_operand<T, kDim, kPassWidth, Columns::natural>(
           operand + pass * kPassWords, values + column, tiled.state.row, dim, dim_v - column,
-          [&](int l, int c) {
-            const int channel = min(column + c, dim_v - 1);  // the rest is multiplied with zeros
-            return exponents.w[l] * channel_factor(call.lln_weight, head, channel);
-          });
+          [&](int l, int c) { return exponents.w[l] * lln_channels[column + c]; });
     }
   }
   const RowFactor lln_factor = row_factor(call.lln_weight, piece.rows.sequence, head);
   const RowFactor diag_factor = row_factor(call.diag_weight, piece.rows.sequence, head);
   const float scale = kLog2E * rsqrtf(static_cast<float>(dim));
   const float lln_scale = kLln ? scale_at(call.alpha, piece.rows.s, head) * kLog2E : 0;
+  const std::uint32_t zero = gridDim.y - 1;
   RowWords<kDim> q_rows;
   DiagRows<kDim> rows;
   for (int stage = 0; ahead.tile < piece.tiles; stage ^= 1) {
-    const DiagStep step = ahead;
+    const Step step = ahead;
     ahead.next(piece, 1);
     copy_wait<0>();
     __syncthreads();
@@ -184,7 +217,7 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
     const int row = piece.tile_begin(step.tile) + warp_row, end = piece.tile_end(step.tile);
     const int own[2] = {min(row + (lane >> 2), end - 1), min(row + (lane >> 2) + 8, end - 1)};
     if (step.opens()) {
-      copy_rows<kDim>(q_rows, next_q);
+      take_rows<kDim>(q_rows, next_q, zero);
       load_rows<kDim>(next_q, q, call.q.token, piece.tile_begin(step.tile + 1) + warp_row,
                       piece.tile_end(step.tile + 1), dim);
       rows.reset();
@@ -200,6 +233,7 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
     float lln[2] = {0, 0};
     if constexpr (kLln) {
       float sum[4] = {};
+      const float room = exp2f(kHeadroom<T>);
       if constexpr (std::is_same_v<T, Bf16>) {
         moderate_weights<T, kDim>(q_rows, lln_scale);
         multiply_vector<T, kDim>(sum, q_rows, exponents.packed_w);
@@ -207,7 +241,7 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
           RowWords<kDim> again;  // in memory, unlike q_rows
           careful_from_memory<T, kDim>(again, q, call.q.token, row, end, dim, exponents, lln_scale,
                                        taken_out);
-          copy_rows<kDim>(q_rows, again);
+          take_rows<kDim>(q_rows, again, zero);
           sum[0] = sum[2] = 0;
           multiply_vector<T, kDim>(sum, q_rows, exponents.packed_w);
         }
@@ -215,11 +249,12 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
         careful_weights<T, kDim>(q_rows, exponents, lln_scale, taken_out);
         multiply_vector<T, kDim>(sum, q_rows, exponents.packed_w);
       }
-      lln[0] = inverse_of(sum[0]) * lln_factor(piece.rows.begin + own[0]);
-      lln[1] = inverse_of(sum[2]) * lln_factor(piece.rows.begin + own[1]);
+      lln[0] = quick_inverse(sum[0]) * room * lln_factor(piece.rows.begin + own[0]);
+      lln[1] = quick_inverse(sum[2]) * room * lln_factor(piece.rows.begin + own[1]);
     }
-    const float diag[2] = {inverse_of(rows.mass[0]) * diag_factor(piece.rows.begin + own[0]),
-                           inverse_of(rows.mass[2]) * diag_factor(piece.rows.begin + own[1])};
+    if (call.diag_weight.channel != 0) rows.scale_columns(channels);
+    const float diag[2] = {quick_inverse(rows.mass[0]) * diag_factor(piece.rows.begin + own[0]),
+                           quick_inverse(rows.mass[2]) * diag_factor(piece.rows.begin + own[1])};
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       float out[4][4] = {};
@@ -228,13 +263,9 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
       }
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
-        const float2 weight =
-            *reinterpret_cast<const float2*>(channels + pass * kPassWidth + 8 * n + 2 * (lane & 3));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          out[n][i] =
-              fmaf(rows.acc[4 * pass + n][i], diag[i >> 1] * (i % 2 == 0 ? weight.x : weight.y),
-                   out[n][i] * lln[i >> 1]);
+          out[n][i] = fmaf(rows.acc[4 * pass + n][i], diag[i >> 1], out[n][i] * lln[i >> 1]);
         }
       }
       store_natural<T>(o + pass * kPassWidth, call.o.token, row, end, dim_v - pass * kPassWidth,

@@ -4,15 +4,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "cuda/tiled_diag_split.cuh"
-#include "cuda/tiled_rows_backward.cuh"
+#include "cuda/tiled_diag_lln.cuh"
 
 namespace lln::cuda {
-
-// What the two warps of a group tell each other of a row.
-struct SharedRow {
-  float top, mass, dot;
-};
 
 template <int kDim, bool kLln>
 struct DiagRowsBackwardShape {
@@ -23,10 +17,10 @@ struct DiagRowsBackwardShape {
   static constexpr int kSharesAt = kWordsAt + Split::kWordBytes;
   static constexpr int kChannelsAt =
       kSharesAt + (Split::kWarps == 1 ? 0 : 2 * kDiagTile * static_cast<int>(sizeof(SharedRow)));
-  static constexpr int kOperandAt = kChannelsAt + kDim * 4;
-  static constexpr int kExponentsAt = kOperandAt + kOperandBytes<kDim, kDim>;
+  static constexpr int kStateAt = kChannelsAt + 2 * kDim * 4;  // after those of both parts
+  static constexpr int kExponentsAt = kStateAt + kDim * kDim * 2;
   static constexpr int kDeltasAt = kExponentsAt + static_cast<int>(sizeof(RowExponents<kDim>));
-  static constexpr int kShared = kLln ? kDeltasAt + 2 * kDiagTile * 2 : kOperandAt;
+  static constexpr int kShared = kLln ? kDeltasAt + 2 * kDiagTile * 2 : kStateAt;
 };
 
 // The Diag part of 16 rows. Where their keys are several tiles, a first sweep over them finds the
@@ -120,7 +114,7 @@ struct DiagRowGradients {
   }
 
   // Takes the rows against the tiles of a step.
-  __device__ void add(const Split& split, const DiagStep& step, const unsigned char* rows,
+  __device__ void add(const Split& split, const DiagStep<kSeveral>& step, const unsigned char* rows,
                       const unsigned char* keys, float scale, const std::uint64_t (&seen)[2],
                       SharedRow* shares, const WarpWords<Split>& words) {
     constexpr int kTile = Split::kTileBytes;
@@ -132,8 +126,8 @@ struct DiagRowGradients {
     float factor[2] = {1, 1};
     if (!kSeveral || step.sweep == 0) {
       soften(scores, dp, scale);
-      if (!kSeveral || step.last_keys()) finish_statistics(split, shares, scale);
-      if (kSeveral && step.several()) return;
+      if (step.last_keys()) finish_statistics(split, shares, scale);
+      if (step.several()) return;
       factor[0] = exp2_fast(fmaf(top[0], scale, -reference[0]));
       factor[1] = exp2_fast(fmaf(top[1], scale, -reference[1]));
     } else {
@@ -187,192 +181,6 @@ struct DiagRowGradients {
   }
 };
 
-// delta is one more column of g for the sums over rows, as two numbers of 16 bits; what f16 could
-// not hold is made smaller first.
-template <class T>
-inline constexpr float kDeltaFactor = std::is_same_v<T, F16> ? 0x1p-4F : 1;
-
-template <class T>
-__device__ inline void put_delta(std::uint16_t* deltas, int row, float delta) {
-  const float x = delta * kDeltaFactor<T>;
-  const std::uint32_t high = pack<T>(x, 0);
-  const std::uint32_t low = pack<T>(x - unpack<T>(high).x, 0);
-  deltas[row] = static_cast<std::uint16_t>(high);
-  deltas[kDiagTile + row] = static_cast<std::uint16_t>(low);
-}
-
-// e of 16 rows of a tile where moderate_weights() does not do, and its sums. Not inlined: it is for
-// rare rows, and its registers would be everybody's.
-template <class T, int kDim>
-__device__ __noinline__ void careful_from_tile(RowWords<kDim>& e, float (&sum)[4],
-                                               const unsigned char* tile, int first,
-                                               const RowExponents<kDim>& exponents, float scale,
-                                               float taken_out) {
-  read_rows<kDim>(e, tile, first);
-  careful_weights<T, kDim>(e, exponents, scale, taken_out);
-  sum[0] = sum[1] = sum[2] = sum[3] = 0;
-  multiply_vector<T, kDim>(sum, e, exponents.packed_w);
-}
-
-// The LLN part of a tile of rows.
-template <class T, int kDim>
-struct LlnRowGradients {
-  using Split = DiagSplit<kDim>;
-  static constexpr int kHeld = Split::kHeld;
-
-  const uint4* operand;  // w C^T with the part's weights for channels
-  const RowExponents<kDim>& exponents;
-  SharedRow* shares;
-  std::uint16_t* deltas;
-  float alpha, taken_out;
-
-  // Adds what the two warps of a group found for rows g and g + 8.
-  __device__ void join(const Split& split, float& low, float& high) const {
-    if constexpr (Split::kWarps > 1) {
-      const int lane = threadIdx.x & 31, row = split.first_row() + (lane >> 2);
-      split.join();  // what was there has been read
-      if ((lane & 3) == 0) {
-        shares[split.half * kDiagTile + row].dot = low;
-        shares[split.half * kDiagTile + row + 8].dot = high;
-      }
-      split.join();
-      low = shares[row].dot + shares[kDiagTile + row].dot;
-      high = shares[row + 8].dot + shares[kDiagTile + row + 8].dot;
-    }
-  }
-
-  // e of this warp's channels, and the sums of rows g and g + 8 in [0] and [2].
-  __device__ void weights(const Split& split, const unsigned char* q_tile, RowWords<kHeld>& e,
-                          float (&sum)[4]) const {
-    const auto take_half = [&](const RowWords<kDim>& all) {
-#pragma unroll
-      for (int group = 0; group < kHeld / 32; ++group) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          const std::uint32_t high = all[kDim / 32 - kHeld / 32 + group][i / 4][i % 4];
-          e[group][i / 4][i % 4] = split.half == 0 ? all[group][i / 4][i % 4] : high;
-        }
-      }
-    };
-    if constexpr (std::is_same_v<T, Bf16>) {
-      read_columns<kDim, kHeld>(e, q_tile, split.first_row(), split.first_column());
-      moderate_weights<T, kHeld>(e, alpha * kLog2E);
-      multiply_vector<T, kHeld>(sum, e, exponents.packed_w + split.first_column() / 8);
-      join(split, sum[0], sum[2]);
-      if (trusted(sum, exponents)) return;
-      RowWords<kDim> again;  // in memory, unlike e
-      float again_sum[4];
-      careful_from_tile<T, kDim>(again, again_sum, q_tile, split.first_row(), exponents,
-                                 alpha * kLog2E, taken_out);
-      take_half(again);
-      sum[0] = again_sum[0];
-      sum[2] = again_sum[2];
-    } else {
-      RowWords<kDim> all;
-      read_rows<kDim>(all, q_tile, split.first_row());
-      careful_weights<T, kDim>(all, exponents, alpha * kLog2E, taken_out);
-      multiply_vector<T, kDim>(sum, all, exponents.packed_w);
-      take_half(all);
-    }
-  }
-
-  // dq of LLN in direct order; e over the sums of rows times `factor` takes the place of q.
-  __device__ void add(const Split& split, unsigned char* rows, const float (&factor)[2],
-                      float (&dw)[kHeld / 8][4]) const {
-    const int lane = threadIdx.x & 31, tq = lane & 3;
-    RowWords<kHeld> e;
-    float sum[4] = {};
-    weights(split, rows, e, sum);
-    multiply_rows<T, kDim, kHeld>(dw, rows + Split::kTileBytes, split.first_row(),
-                                  operand + split.half * kOperandBytes<kDim, kHeld> / 16);
-    float delta[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float dot = 0;
-#pragma unroll
-      for (int n = 0; n < kHeld / 8; ++n) {
-        const float2 weight = unpack<T>(e[n / 4][half][n % 4]);
-        dot = fmaf(weight.x, dw[n][2 * half], fmaf(weight.y, dw[n][2 * half + 1], dot));
-      }
-      delta[half] = quad_sum(dot);
-    }
-    join(split, delta[0], delta[1]);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float inverse = inverse_of(sum[2 * half]), part = inverse * factor[half];
-      delta[half] *= inverse;
-#pragma unroll
-      for (int n = 0; n < kHeld / 8; ++n) {
-        const float2 w = *reinterpret_cast<const float2*>(exponents.w + split.first_column() +
-                                                          32 * (n / 4) + 8 * tq + 2 * (n % 4));
-        const float2 weight = unpack<T>(e[n / 4][half][n % 4]);
-        const float2 parts = {weight.x * part, weight.y * part};
-        float* const x = dw[n] + 2 * half;
-        x[0] = alpha * parts.x * fmaf(-w.x, delta[half], x[0]);
-        x[1] = alpha * parts.y * fmaf(-w.y, delta[half], x[1]);
-        e[n / 4][half][n % 4] = pack<T>(parts.x, parts.y);
-      }
-      if (split.half == 0 && tq == 0) {
-        put_delta<T>(deltas, split.first_row() + (lane >> 2) + 8 * half, delta[half]);
-      }
-    }
-    write_columns<kDim, kHeld>(rows, split.first_row(), split.first_column(), e);
-  }
-};
-
-// Sums over the rows of a tile for 16 channels a warp: dC, and t in column 0 and 1 of another
-// product.
-template <class T, int kDim>
-__device__ inline void add_row_sums(float (&dc)[kDim / 8][4], float (&t)[4],
-                                    const unsigned char* e_tile, const unsigned char* g_tile,
-                                    const std::uint16_t* deltas) {
-  const int lane = threadIdx.x & 31, g = lane >> 2, tq = lane & 3;
-  const int channel = 16 * (static_cast<int>(threadIdx.x) >> 5);
-  if (channel >= kDim) return;
-#pragma unroll
-  for (int step = 0; step < kDiagTile / 16; ++step) {
-    std::uint32_t a[4], b[2] = {0, 0};
-    load_channels<kDim>(a, e_tile, channel, step);
-    if (g < 2) {
-      const std::uint16_t* const from = deltas + g * kDiagTile + 16 * step + 2 * tq;
-      b[0] = *reinterpret_cast<const std::uint32_t*>(from);
-      b[1] = *reinterpret_cast<const std::uint32_t*>(from + 8);
-    }
-    mma<T>(t, a[0], a[1], a[2], a[3], b[0], b[1]);
-    multiply_step<T, kDim, kDim>(dc, a, g_tile, step, 0);
-  }
-}
-
-// What a piece adds to dC and t of its key head.
-template <class T, int kDim>
-__device__ inline void write_row_sums(const TiledCall& tiled, std::int64_t head, const float* w,
-                                      const float (&dc)[kDim / 8][4], const float (&t)[4]) {
-  const DeviceCall& call = tiled.call;
-  const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
-  const int lane = threadIdx.x & 31;
-  const std::int64_t slot = blockIdx.x;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int channel = 16 * (static_cast<int>(threadIdx.x) >> 5) + (lane >> 2) + 8 * half;
-    if (channel >= dim) continue;
-    if ((lane & 3) == 0) {
-      tiled.rows.s[slot * dim + channel] =
-          (t[2 * half] + t[2 * half + 1]) * (w[channel] / kDeltaFactor<T>);
-    }
-    float* const to = tiled.rows.values + (slot * dim + channel) * dim_v;
-#pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
-      const int column = 8 * n + 2 * (lane & 3);
-      if (column < dim_v) {
-        const Weight& weight = call.lln_weight;
-        *reinterpret_cast<float2*>(to + column) = {
-            dc[n][2 * half] * w[channel] * channel_factor(weight, head, column),
-            dc[n][2 * half + 1] * w[channel] * channel_factor(weight, head, column + 1)};
-      }
-    }
-  }
-}
-
 template <class T, int kDim, bool kLln, bool kSeveral>
 __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
     rows_diag_backward(const __grid_constant__ TiledCall tiled) {
@@ -383,7 +191,8 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
   const WarpWords<Split> words{reinterpret_cast<uint4*>(shared + Shape::kWordsAt)};
   auto* const shares = reinterpret_cast<SharedRow*>(shared + Shape::kSharesAt);
   float* const channels = reinterpret_cast<float*>(shared + Shape::kChannelsAt);
-  uint4* const operand = reinterpret_cast<uint4*>(shared + Shape::kOperandAt);
+  float* const lln_channels = channels + kDim;
+  unsigned char* const state_tile = shared + Shape::kStateAt;
   auto& exponents = *reinterpret_cast<RowExponents<kDim>*>(shared + Shape::kExponentsAt);
   auto* const deltas = reinterpret_cast<std::uint16_t*>(shared + Shape::kDeltasAt);
   const DeviceCall& call = tiled.call;
@@ -399,7 +208,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
                                          call.g.token,
                                          dim,
                                          dim_v};
-  const auto start = [&](const DiagStep& step, int stage) {
+  const auto start = [&](const DiagStep<kSeveral>& step, int stage) {
     if (step.tile < piece.tiles) {
       if (step.opens()) {
         rows.start(shared + Shape::kRowsAt + (step.tile & 1) * Shape::kPair,
@@ -410,32 +219,27 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
     }
     copy_commit();
   };
-  DiagStep ahead;
+  DiagStep<kSeveral> ahead;
   ahead.open(piece);
   start(ahead, 0);
 
   for (int c = static_cast<int>(threadIdx.x); c < kDim; c += kThreads) {
     channels[c] = c < dim_v ? channel_factor(call.diag_weight, head, c) : 0;
+    lln_channels[c] = c < dim_v ? channel_factor(call.lln_weight, head, c) : 0;
   }
   const Split split;
+  wait_for_previous();
+  let_next_start();
   float taken_out = 0;
   if constexpr (kLln) {
     taken_out =
         fill_exponents<T, kDim>(exponents, tiled.state.c_at(piece.rows.s, piece.rows.head_k), dim);
-#pragma unroll
-    for (int part = 0; part < Split::kWarps; ++part) {
-      const int column = part * kHeld;
-      fill_operand_transposed<T, kDim, kHeld, Columns::direct>(
-          operand + part * kOperandBytes<kDim, kHeld> / 16,
-          tiled.state.values_at(piece.rows.s, piece.rows.head_k) + column * tiled.state.row,
-          tiled.state.row, dim_v, dim - column, [&](int c, int l) {
-            const int channel = min(c, dim_v - 1);  // the rest is multiplied with zeros
-            return exponents.w[column + l] * channel_factor(call.lln_weight, head, channel);
-          });
-    }
+    fill_direct_tile<T, kDim, kThreads>(
+        state_tile, tiled.state.values_at(piece.rows.s, piece.rows.head_k), tiled.state.row, dim,
+        dim_v, [&](int l, int c) { return exponents.w[l] * lln_channels[c]; });
   }
   const float alpha = kLln ? scale_at(call.alpha, piece.rows.s, head) : 0;
-  const LlnRowGradients<T, kDim> lln{operand, exponents, shares, deltas, alpha, taken_out};
+  const LlnRowGradients<T, kDim> lln{state_tile, exponents, shares, deltas, alpha, taken_out};
   const RowFactor lln_factor = row_factor(call.lln_weight, seq, head);
   const RowFactor diag_factor = row_factor(call.diag_weight, seq, head);
   const float inverse_root = rsqrtf(static_cast<float>(dim));
@@ -446,8 +250,8 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
   float t[4] = {};
   DiagRowGradients<T, kDim, kSeveral> diag;
   for (int stage = 0; ahead.tile < piece.tiles; stage ^= 1) {
-    const DiagStep step = ahead;
-    ahead.next(piece, kSeveral && step.several() ? 2 : 1);
+    const DiagStep<kSeveral> step = ahead;
+    ahead.next(piece, step.several() ? 2 : 1);
     copy_wait<0>();
     __syncthreads();
     start(ahead, stage ^ 1);
@@ -456,7 +260,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
     const int row = piece.tile_begin(step.tile) + split.first_row();
     const int end = piece.tile_end(step.tile), lane_row = row + ((threadIdx.x & 31) >> 2);
     const int own[2] = {min(lane_row, end - 1), min(lane_row + 8, end - 1)};
-    if (!kSeveral || step.opens()) diag.reset();
+    if (step.opens()) diag.reset();
     if (step.has_keys()) {
       if (call.diag_weight.channel != 0) {
         scale_columns<T, kDim, kThreads>(key_tiles + Split::kTileBytes, channels);
@@ -472,7 +276,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
       }
       diag.add(split, step, row_tiles, key_tiles, kLog2E * inverse_root, seen, shares, words);
     }
-    if (kSeveral && (!step.last_keys() || (step.several() && step.sweep == 0))) continue;
+    if (!step.last_keys() || (step.several() && step.sweep == 0)) continue;
     if (split.half == 0) {
       diag.write(tiled.diag_mass + first_row, tiled.diag_delta + first_row, row, end);
     }

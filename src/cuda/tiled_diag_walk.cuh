@@ -61,29 +61,40 @@ __device__ inline DiagPiece cut_piece(const DeviceCall& call, const RowPiece& ro
   return piece;
 }
 
+// Passes over rows come after one over keys and go the other way: the keys that it read last are
+// still in the cache.
+__device__ inline std::uint32_t backwards() { return gridDim.x - 1 - blockIdx.x; }
+
 // One block per row job and query head. rows.s is -1 where there is no such job.
 __device__ inline DiagPiece find_diag_rows(const DeviceCall& call) {
-  const RowPiece rows = find_rows(call);
+  const RowPiece rows = find_rows(call, backwards());
   return cut_piece(call, rows, rows.sequence.q_tokens, rows.sequence.key_end);
 }
 
 // A tile of keys that a tile of rows is taken against. Every tile of rows has at least one step,
-// whose keys may be none.
+// whose keys may be none. Where not kSeveral the block divides a tile: a tile of rows then sees the
+// keys beside it and no others.
+template <bool kSeveral>
 struct DiagStep {
   int tile = 0;
   int key_begin = 0, key_end = 0;  // of the whole tile of rows
   int key = 0;                     // the first of this step
   int sweep = 0;
 
-  __device__ bool opens() const { return key == key_begin && sweep == 0; }
+  __device__ bool opens() const { return (!kSeveral || key == key_begin) && sweep == 0; }
   __device__ bool has_keys() const { return key < key_end; }
-  __device__ bool last_keys() const { return key + kDiagTile >= key_end; }
-  __device__ bool several() const { return key_begin + kDiagTile < key_end; }
+  __device__ bool last_keys() const { return !kSeveral || key + kDiagTile >= key_end; }
+  __device__ bool several() const { return kSeveral && key_begin + kDiagTile < key_end; }
 
   __device__ void open(const DiagPiece& piece) {
     key_begin = key_end = key = 0;
     const int begin = piece.tile_begin(tile), end = piece.tile_end(tile);
     if (tile >= piece.tiles || end <= piece.seeing) return;
+    if constexpr (!kSeveral) {
+      key = key_begin = begin;
+      key_end = min(begin + kDiagTile, piece.key_end);
+      return;
+    }
     key = key_begin = piece.block_of(begin);
     const int stop = piece.block % kDiagTile == 0 ? key_begin : piece.block_of(end - 1);
     key_end = min(stop + piece.block, piece.key_end);
@@ -108,15 +119,17 @@ __device__ inline std::uint64_t low_bits(int count) {
 }
 
 // Bit j: whether key step.key + j of a step counts.
+template <class Step>
 __device__ inline std::uint64_t step_keys(const Sequences& all, const DiagPiece& piece,
-                                          const DiagStep& step) {
+                                          const Step& step) {
   if (all.mask == nullptr) return low_bits(step.key_end - step.key);
   return valid_keys(all, piece.rows.sequence, piece.rows.begin + step.key,
                     piece.rows.begin + step.key_end);
 }
 
 // Bit j: whether a row sees key step.key + j, given those that count.
-__device__ inline std::uint64_t seen_keys(const DiagPiece& piece, const DiagStep& step, int row,
+template <class Step>
+__device__ inline std::uint64_t seen_keys(const DiagPiece& piece, const Step& step, int row,
                                           std::uint64_t valid) {
   if (piece.block % kDiagTile == 0) return valid;
   const int begin = piece.block_of(row) - step.key;
@@ -164,10 +177,9 @@ __device__ inline TilePair<T, kDim, kThreads> keys_of(const DeviceCall& call,
 }
 
 // Starts copying the keys of a step; keys that do not count become zeros.
-template <class T, int kDim, int kThreads>
+template <class T, int kDim, int kThreads, class Step>
 __device__ inline void start_keys(const TilePair<T, kDim, kThreads>& keys, const Sequences& all,
-                                  const DiagPiece& piece, const DiagStep& step,
-                                  unsigned char* tiles) {
+                                  const DiagPiece& piece, const Step& step, unsigned char* tiles) {
   if (!step.has_keys()) return;
   keys.start(tiles, step.key, step.key_end, all.mask != nullptr,
              [&](int key) { return key_valid(all, piece.rows.sequence, piece.rows.begin + key); });

@@ -33,13 +33,13 @@ struct RowPiece {
 };
 
 // Block index to piece: one block per row job and query head. s is -1 where there is no such job.
-__device__ inline RowPiece find_rows(const DeviceCall& call) {
+__device__ inline RowPiece find_rows(const DeviceCall& call, std::uint32_t block) {
   RowPiece piece;
   const auto heads = static_cast<std::uint32_t>(call.heads);
   const std::uint32_t group = heads / static_cast<std::uint32_t>(call.heads_k);
-  piece.head = blockIdx.x % heads;
-  piece.head_k = blockIdx.x % heads / group;
-  const JobPlace place = find_job<false>(call.sequences, blockIdx.x / heads);
+  piece.head = block % heads;
+  piece.head_k = block % heads / group;
+  const JobPlace place = find_job<false>(call.sequences, block / heads);
   piece.s = place.s;
   piece.sequence = place.sequence;
   const std::int64_t tokens = call.sequences.q_jobs.piece(place.sequence.q_tokens);
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kRowsThreads, kDim <= 64    ? 4
   uint4* const operand = reinterpret_cast<uint4*>(shared);
   auto& exponents = *reinterpret_cast<RowExponents<kDim>*>(shared + kOperandBytes<kDim, kDim>);
   const DeviceCall& call = tiled.call;
-  const RowPiece piece = find_rows(call);
+  const RowPiece piece = find_rows(call, blockIdx.x);
   if (piece.s < 0) return;
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
   const T* const q = piece.rows<T>(call.q);

@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, kDim <= 64 
                                                            kOperandBytes<kDim, kDim>);
   float* const t_parts = reinterpret_cast<float*>(&exponents + 1);  // [warps, kDim]
   const DeviceCall& call = tiled.call;
-  const RowPiece piece = find_rows(call);
+  const RowPiece piece = find_rows(call, blockIdx.x);
   if (piece.s < 0) return;
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
   const T* const q = piece.rows<T>(call.q);
