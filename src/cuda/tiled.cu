@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "cuda/device.h"
 #include "cuda/tiled_plan.h"
 
 namespace lln::cuda {
@@ -14,7 +15,11 @@ namespace {
 std::string refusal(const Problem& p) {
   if (p.kind != Kind::lln) return "takes kind lln alone";
   if (p.dtype != DType::bf16 && p.dtype != DType::f16) return "takes bf16 and f16 alone";
-  const std::int64_t largest = p.op == Op::backward ? kTiledBackwardWidth : kTiledWidths[3];
+  // The widest tiles take more shared memory than devices before compute capability 9.0 have.
+  const bool older = p.device.kind == DeviceKind::cuda && device_refusal(p.device.index).empty() &&
+                     compute_capability(p.device.index) < 90;
+  const std::int64_t most = p.op == Op::backward ? kTiledBackwardWidth : kTiledWidths[3];
+  const std::int64_t largest = older ? most / 2 : most;
   if (std::max(p.dim, p.dim_v) > largest) {
     return "takes dim and dim_v up to " + std::to_string(largest);
   }
