@@ -9,11 +9,7 @@
 
 namespace lln::cuda {
 
-// delta is one more column of g for the sums over rows, as two numbers of 16 bits; what f16 could
-// not hold is made smaller first.
-template <class T>
-inline constexpr float kDeltaFactor = std::is_same_v<T, F16> ? 0x1p-4F : 1;
-
+// delta is one more column of g for the sums over rows.
 template <class T>
 __device__ inline void put_delta(std::uint16_t* deltas, int row, float delta) {
   const float x = delta * kDeltaFactor<T>;

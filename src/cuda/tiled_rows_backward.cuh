@@ -41,19 +41,19 @@ struct RowsBackwardShape {
   static constexpr int kThreads = 2 * kDim;
   static constexpr int kTile = kDim;  // rows: 16 a warp
   static constexpr int kTileBytes = kTile * kDim * 2;
-  static constexpr int kStages = kDim <= 64 ? 3 : 2;
+  static constexpr int kStages = 2;
   static constexpr int kStageBytes = 2 * kTileBytes;  // q and g
   static constexpr int kShared = kStages * kStageBytes + kTileBytes + kOperandBytes<kDim, kDim> +
-                                 sizeof(RowExponents<kDim>) + (kDim / 16) * kDim * 4;
+                                 sizeof(RowExponents<kDim>) + kTile * 4;
 };
 
 // e of 16 rows and w dW become dq (in dw) and e over the rows' sums times the rows' factors (in e);
-// t / w grows.
+// delta of each row goes to deltas[row].
 template <class T, int kDim>
-__device__ inline void finish_rows(RowWords<kDim>& e, float (&dw)[kDim / 8][4],
-                                   float (&t)[kDim / 32][8], const float* w, float alpha,
-                                   const float (&inverse)[2], const float (&factor)[2]) {
-  const int tq = threadIdx.x & 3;
+__device__ inline void finish_rows(RowWords<kDim>& e, float (&dw)[kDim / 8][4], float* deltas,
+                                   const float* w, float alpha, const float (&inverse)[2],
+                                   const float (&factor)[2]) {
+  const int lane = threadIdx.x & 31, tq = lane & 3;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float delta = 0;
@@ -67,7 +67,7 @@ __device__ inline void finish_rows(RowWords<kDim>& e, float (&dw)[kDim / 8][4],
       }
     }
     delta = quad_sum(delta) * inverse[half];
-    const float times = alpha * inverse[half] * factor[half];
+    if (tq == 0) deltas[(lane >> 2) + 8 * half] = delta;
     const float weighted = inverse[half] * factor[half];
 #pragma unroll
     for (int group = 0; group < kDim / 32; ++group) {
@@ -79,14 +79,37 @@ __device__ inline void finish_rows(RowWords<kDim>& e, float (&dw)[kDim / 8][4],
         const float2 weight = unpack<T>(e[group][half][i]);
         const float2 part = {weight.x * weighted, weight.y * weighted};
         float* const x = dw[4 * group + i] + 2 * half;
-        x[0] = times * weight.x * fmaf(-ws[2 * i], delta, x[0]);
-        x[1] = times * weight.y * fmaf(-ws[2 * i + 1], delta, x[1]);
-        t[group][2 * i] = fmaf(part.x, delta, t[group][2 * i]);
-        t[group][2 * i + 1] = fmaf(part.y, delta, t[group][2 * i + 1]);
+        x[0] = alpha * part.x * fmaf(-ws[2 * i], delta, x[0]);
+        x[1] = alpha * part.y * fmaf(-ws[2 * i + 1], delta, x[1]);
         e[group][half][i] = pack<T>(part.x, part.y);
       }
     }
   }
+}
+
+// delta in two 16-bit numbers: f16 holds what is made smaller first.
+template <class T>
+inline constexpr float kDeltaFactor = std::is_same_v<T, F16> ? 0x1p-8F : 1;
+
+// t grows by e^T delta for 16 rows of the tile: delta is one more pair of columns of g, its upper
+// and its lower half as 16-bit numbers, so that nothing of it is lost. In lanes with t = 0, t[0] +
+// t[1] belongs to channel g and t[2] + t[3] to g + 8.
+template <class T>
+__device__ inline void add_t(float (&t)[4], const std::uint32_t (&a)[4], const float* deltas) {
+  const int lane = threadIdx.x & 31, g = lane >> 2;
+  std::uint32_t b[2] = {0, 0};
+  if (g < 2) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float2 delta = *reinterpret_cast<const float2*>(deltas + 2 * (lane & 3) + 8 * i);
+      delta.x *= kDeltaFactor<T>;
+      delta.y *= kDeltaFactor<T>;
+      const std::uint32_t upper = pack<T>(delta.x, delta.y);
+      const float2 taken = unpack<T>(upper);
+      b[i] = g == 0 ? upper : pack<T>(delta.x - taken.x, delta.y - taken.y);
+    }
+  }
+  mma<T>(t, a[0], a[1], a[2], a[3], b[0], b[1]);
 }
 
 // This warp's rows of a tile of q become e. Not inlined: it is for rare rows, and its registers
@@ -102,33 +125,9 @@ __device__ __noinline__ void careful_rows(unsigned char* tile, const RowExponent
   __syncwarp();
 }
 
-// t of a piece: over the lanes that hold other rows of the same channels, then over warps in order.
-template <int kDim>
-__device__ inline void write_t(float (&t)[kDim / 32][8], float* parts, const float* w, float* to,
-                               int dim) {
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-#pragma unroll
-  for (int group = 0; group < kDim / 32; ++group) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-#pragma unroll
-      for (int step = 4; step < 32; step *= 2) {
-        t[group][i] += __shfl_xor_sync(0xFFFFFFFFU, t[group][i], step);
-      }
-      if (lane < 4) parts[warp * kDim + 32 * group + 8 * lane + i] = t[group][i];
-    }
-  }
-  __syncthreads();
-  for (int l = static_cast<int>(threadIdx.x); l < dim; l += static_cast<int>(blockDim.x)) {
-    float sum = 0;
-    for (int part = 0; part < kDim / 16; ++part) sum += parts[part * kDim + l];
-    to[l] = sum * w[l];
-  }
-}
-
 // One block per row job and query head.
 template <class T, int kDim>
-__global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, kDim <= 64 ? 3 : 1)
+__global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, kDim <= 64 ? 4 : 1)
     rows_backward(const __grid_constant__ TiledCall tiled) {
   using Shape = RowsBackwardShape<kDim>;
   constexpr int kSteps = Shape::kTile / 16;
@@ -137,7 +136,7 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, kDim <= 64 
   uint4* const operand = reinterpret_cast<uint4*>(e_tile + Shape::kTileBytes);
   auto& exponents = *reinterpret_cast<RowExponents<kDim>*>(e_tile + Shape::kTileBytes +
                                                            kOperandBytes<kDim, kDim>);
-  float* const t_parts = reinterpret_cast<float*>(&exponents + 1);  // [warps, kDim]
+  float* const deltas = reinterpret_cast<float*>(&exponents + 1);  // [tile]
   const DeviceCall& call = tiled.call;
   const RowPiece piece = find_rows(call, blockIdx.x);
   if (piece.s < 0) return;
@@ -171,7 +170,7 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, kDim <= 64 
   const RowFactor factor_of = row_factor(weight, piece.sequence, piece.head);
   const float alpha = scale_at(call.alpha, piece.s, piece.head);
   float dc[kDim / 8][4] = {};
-  float t[kDim / 32][8] = {};
+  float t[4] = {};
   for (int tile = 0; tile < tiles; ++tile) {
     copy_wait<Shape::kStages - 2>();
     __syncthreads();
@@ -200,23 +199,27 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, kDim <= 64 
     const int row = tile * Shape::kTile + 16 * warp, last = piece.count - 1;
     const float factor[2] = {factor_of(piece.begin + min(row + (lane >> 2), last)),
                              factor_of(piece.begin + min(row + (lane >> 2) + 8, last))};
-    finish_rows<T, kDim>(e, dw, t, exponents.w, alpha, inverse, factor);
+    finish_rows<T, kDim>(e, dw, deltas + 16 * warp, exponents.w, alpha, inverse, factor);
     store_rows<kDim>(dq, call.dq.token, row, piece.count, dim, dw);
     write_rows<kDim>(e_tile, 16 * warp, e);
     __syncthreads();
     std::uint32_t a[kSteps][4];
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) load_channels<kDim>(a[step], e_tile, 16 * warp, step);
+    for (int step = 0; step < kSteps; ++step) {
+      load_channels<kDim>(a[step], e_tile, 16 * warp, step);
+      add_t<T>(t, a[step], deltas + 16 * step);
+    }
     multiply_tile<T, kSteps, kDim>(dc, a, g_tile);
   }
 
   const std::int64_t slot = blockIdx.x;
-  write_t<kDim>(t, t_parts, exponents.w, tiled.rows.s + slot * dim, dim);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int channel = 16 * warp + (lane >> 2) + 8 * half;
     if (channel >= dim) continue;
     const float w = exponents.w[channel];
+    if ((lane & 3) == 0)
+      tiled.rows.s[slot * dim + channel] = (t[2 * half] + t[2 * half + 1]) / kDeltaFactor<T> * w;
     float* const to = tiled.rows.values + (slot * dim + channel) * dim_v;
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n) {
