@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(kRowsThreads, kDim <= 64 ? 3 : 2)
   uint4* const operand = reinterpret_cast<uint4*>(shared);
   float* const exponents = reinterpret_cast<float*>(shared + 3 * kOperandBytes<kDim, kDim>);
   const DeviceCall& call = tiled.call;
-  const RowPiece piece = find_rows(call);
+  const RowPiece piece = find_rows(call, blockIdx.x);
   if (piece.s < 0) return;
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
   const float* const q = piece.rows<float>(call.q);
