@@ -252,7 +252,7 @@ Verb add_bench(CLI::App& program) {
   command->add_flag("--matched", request->manner.matched,
                     "Match alpha and beta to q and k, per sequence and head, in every call");
   command->add_flag("--graph", request->manner.graph,
-                    "On cuda: time calls inside a CUDA graph, without the time to launch them");
+                    "On cuda: time calls inside a CUDA graph, without launching each");
   add_threads_option(*command, request->threads);
   add_json_option(*command, request->json);
   command->footer(help_footer(kBenchHelp));

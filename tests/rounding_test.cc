@@ -70,7 +70,7 @@ void expect_rounded(const Format& f, std::vector<Pair> pairs, Kind kind, float w
     in.diag_weight = scalar(&weight);
   }
   const AttentionOutputs out = {.o = view(static_cast<void*>(o.data()), f.dtype, values)};
-  for (const std::string& kernel : kernel_names(Op::forward)) {
+  for (const std::string& kernel : kernel_names(Op::forward, DeviceKind::cpu)) {
     attention_forward(in, out, {.kind = kind, .diag_block = 2}, {.kernel = kernel});
     for (std::size_t i = 0; i < pairs.size(); ++i) {
       for (const std::size_t row : {place(i), place(i) + kChannels}) {

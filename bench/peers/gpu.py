@@ -169,6 +169,7 @@ def measure_ours(arguments, problem):
 def measure_peer(name, function, problem, ours, arguments):
     """None where the peer refuses the problem."""
     device = torch.device("cuda", int(problem["index"] or 0))
+    torch.compiler.reset()  # after a few shapes it would go on without compiling
     try:
         times = sample(function, problem, device, arguments)
     except (RuntimeError, torch.cuda.OutOfMemoryError) as error:

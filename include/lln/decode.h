@@ -100,7 +100,8 @@ class DecodeState {
  private:
   void check_sequence(const char* call, std::int64_t sequence) const;
   bool on_host() const noexcept { return device_.kind == DeviceKind::cpu; }
-  std::vector<std::int64_t> counts() const;  // tokens of every sequence
+  // Tokens of every sequence of a state on a device, once it has done all its work.
+  std::vector<std::int64_t> device_counts() const;
 
   DecodeConfig config_;
   std::span<std::byte> memory_;

@@ -161,8 +161,7 @@ std::int64_t DecodeState::tokens(std::int64_t sequence) const {
   });
 }
 
-std::vector<std::int64_t> DecodeState::counts() const {
-  if (on_host()) return tokens_;
+std::vector<std::int64_t> DecodeState::device_counts() const {
   const auto slots = static_cast<std::size_t>(slot_count(config_));
   std::vector<std::int64_t> counts(slots);
   const cuda::CurrentDevice current(device_.index);
@@ -230,8 +229,12 @@ void DecodeState::step(const AttentionInputs& in, const View& o, const Exec& exe
 void DecodeState::merge(const DecodeState& later) {
   memory_errors("DecodeState::merge", [&] {
     check_same("DecodeState::merge", *this, later);
-    // On a device this waits for all work of both states.
-    check_merge(*this, counts(), later, later.counts());
+    std::vector<std::int64_t> own, other;
+    if (!on_host()) {  // waits for all work of both states
+      own = device_counts();
+      other = later.device_counts();
+    }
+    check_merge(*this, on_host() ? tokens_ : own, later, on_host() ? later.tokens_ : other);
   });
   const DecodeShape shape = decode_shape(config_);
   if (!on_host()) {

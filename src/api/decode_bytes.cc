@@ -193,7 +193,7 @@ void DecodeState::save(std::span<std::byte> out) const {
   std::vector<std::int64_t> copied_tokens;
   if (!on_host()) {
     memory_errors(kCall, [&] {
-      copied_tokens = counts();
+      copied_tokens = device_counts();
       copy.resize(slot_bytes(config_));
       const cuda::CurrentDevice current(device_.index);
       cuda::copy_to_host(copy.data(), memory_.data(), copy.size(), stream_);

@@ -44,15 +44,20 @@ inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1
 inline constexpr float kLog2OfE = 1.4426950408889634F;
 inline constexpr unsigned kAllLanes = 0xFFFFFFFFU;
 
+// A number of any type as its bits: a load that no branch stands before, so that many are under way
+// at once. bits_number() makes f32 of it.
+__device__ inline std::uint32_t load_bits(const Rows& rows, DType dtype, std::int64_t at) {
+  return dtype == DType::f32 ? static_cast<const std::uint32_t*>(rows.data)[at]
+                             : static_cast<const std::uint16_t*>(rows.data)[at];
+}
+
+__device__ inline float bits_number(std::uint32_t bits, DType dtype) {
+  if (dtype == DType::f16) return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+  return __uint_as_float(dtype == DType::f32 ? bits : bits << 16);
+}
+
 __device__ inline float load_number(const Rows& rows, DType dtype, std::int64_t at) {
-  switch (dtype) {
-    case DType::f16:
-      return __half2float(static_cast<const __half*>(rows.data)[at]);
-    case DType::bf16:
-      return __bfloat162float(static_cast<const __nv_bfloat16*>(rows.data)[at]);
-    default:
-      return static_cast<const float*>(rows.data)[at];
-  }
+  return bits_number(load_bits(rows, dtype, at), dtype);
 }
 
 __device__ inline void store_number(const Rows& rows, DType dtype, std::int64_t at, float x) {

@@ -11,15 +11,15 @@
 namespace lln::cuda {
 namespace {
 
-// Sequences that add more than `most` tokens are left to append_pieces().
 // Rows that a block reads at once where there is more than one.
 constexpr int kManyRows = 4;
-// 80 registers a thread, so that three blocks share a multiprocessor.
-constexpr int kBlocks = 3;
-
-// Sequences that add more than `most` tokens are left to append_pieces().
+// Blocks that share a multiprocessor: 80 registers a thread, or 128.
 template <int kRows>
-__global__ void __launch_bounds__(kStepThreads, kRows == 1 ? kBlocks : 1)
+constexpr int kBlocks = kRows == 1 ? 3 : 2;
+
+// Sequences that add more than `most` tokens are left to the kernels of decode_append.cu.
+template <int kRows, bool kBlock>
+__global__ void __launch_bounds__(kStepThreads, kBlocks<kRows>)
     decode_step_kernel(const __grid_constant__ DecodeCall c, std::int64_t most) {
   __shared__ StepShared<kRows> shared;
   const unsigned heads_k = static_cast<unsigned>(c.call.heads_k);
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kStepThreads, kRows == 1 ? kBlocks : 1)
   const std::int64_t added = added_tokens(c, sequence);
   if (added > most) return;
   if (added > 0) {
-    StepHead<kRows> head(c, shared, blockIdx.x);
+    StepHead<kRows, kBlock> head(c, shared, blockIdx.x);
     for (std::int64_t i = 0; i < added; ++i) head.add(i);
     head.store();
   }
@@ -36,8 +36,8 @@ __global__ void __launch_bounds__(kStepThreads, kRows == 1 ? kBlocks : 1)
 
 // A block reads `tiles` times kRows rows of a slot: of one head after the other, or where there is
 // one row, of neighbouring heads.
-template <int kRows>
-__global__ void __launch_bounds__(kStepThreads, kRows == 1 ? kBlocks : 1)
+template <int kRows, bool kBlock>
+__global__ void __launch_bounds__(kStepThreads, kBlocks<kRows>)
     decode_read_kernel(const __grid_constant__ DecodeCall c, unsigned tiles, unsigned heads) {
   __shared__ StepShared<kRows> shared;
   const unsigned slot = blockIdx.x / (tiles * heads);
@@ -48,20 +48,19 @@ __global__ void __launch_bounds__(kStepThreads, kRows == 1 ? kBlocks : 1)
     if (head == 0 && tile == 0) zero_rows(c, slot / heads_k, slot % heads_k, 0, tokens);
     return;
   }
-  StepHead<kRows> reader(c, shared, slot);
+  StepHead<kRows, kBlock> reader(c, shared, slot);
   if (tokens == 1) {
     const unsigned group = static_cast<unsigned>(c.call.heads / c.call.heads_k);
     const unsigned first = tile * kRows;
-    reader.read_rows({first, 0, 1, 0, static_cast<int>(min(group - first, unsigned{kRows}))},
-                     false);
+    reader.read({first, 0, 1, 0, static_cast<int>(min(group - first, unsigned{kRows}))});
   } else {
     const std::int64_t first = std::int64_t{tile} * kRows;
-    reader.read_rows(
-        {head, first, 0, 1, static_cast<int>(min(tokens - first, std::int64_t{kRows}))}, false);
+    const auto count = static_cast<int>(min(tokens - first, std::int64_t{kRows}));
+    reader.read({head, first, 0, 1, count});
   }
 }
 
-template <int kRows>
+template <int kRows, bool kBlock>
 void launch_read(const DecodeCall& c, std::int64_t slots, cudaStream_t stream) {
   const std::int64_t group = c.call.heads / c.call.heads_k;
   const std::int64_t tokens = c.call.sequences.tokens;
@@ -69,8 +68,8 @@ void launch_read(const DecodeCall& c, std::int64_t slots, cudaStream_t stream) {
   const std::int64_t tiles = ceil_div(tokens == 1 ? group : tokens, kRows);
   if (slots * tiles == 0) return;
   const auto blocks = static_cast<unsigned>(slots * heads * tiles);
-  decode_read_kernel<kRows><<<blocks, kStepThreads, 0, stream>>>(c, static_cast<unsigned>(tiles),
-                                                                 static_cast<unsigned>(heads));
+  decode_read_kernel<kRows, kBlock><<<blocks, kStepThreads, 0, stream>>>(
+      c, static_cast<unsigned>(tiles), static_cast<unsigned>(heads));
   check_launch("decode_read_kernel");
 }
 
@@ -79,11 +78,11 @@ void run_step(const Call& call) {
   if (p.tokens_k > 0) return append_few(call, 1);
   const DecodeCall c = make_decode_call(call);
   const auto stream = static_cast<cudaStream_t>(call.stream);
-  if (p.heads / p.heads_k * p.tokens == 1) {
-    launch_read<1>(c, p.batch * p.heads_k, stream);
-  } else {
-    launch_read<kManyRows>(c, p.batch * p.heads_k, stream);
-  }
+  const bool one = p.heads / p.heads_k * p.tokens == 1;
+  const auto launch = p.has_diag() ? one ? launch_read<1, true> : launch_read<kManyRows, true>
+                      : one ? launch_read<1, false>
+                                   : launch_read<kManyRows, false>;
+  launch(c, p.batch * p.heads_k, stream);
 }
 
 }  // namespace
@@ -94,11 +93,12 @@ void append_few(const Call& call, std::int64_t most) {
   const auto stream = static_cast<cudaStream_t>(call.stream);
   const auto blocks = static_cast<unsigned>(p.batch * p.heads_k);
   if (blocks == 0) return;
-  if (p.heads == p.heads_k || !c.rows) {
-    decode_step_kernel<1><<<blocks, kStepThreads, 0, stream>>>(c, most);
-  } else {
-    decode_step_kernel<kManyRows><<<blocks, kStepThreads, 0, stream>>>(c, most);
-  }
+  const bool one = p.heads == p.heads_k || !c.rows;
+  const auto kernel = p.has_diag()
+                          ? one ? decode_step_kernel<1, true> : decode_step_kernel<kManyRows, true>
+                      : one ? decode_step_kernel<1, false>
+                            : decode_step_kernel<kManyRows, false>;
+  kernel<<<blocks, kStepThreads, 0, stream>>>(c, most);
   check_launch("decode_step_kernel");
 }
 

@@ -56,7 +56,8 @@ __device__ inline float4 blend(const float4& c, const float4& v, float share) {
           blend(c.w, v.w, share)};
 }
 
-template <int kRows>
+// kBlock: there is a diagonal part.
+template <int kRows, bool kBlock>
 class StepHead {
   static_assert(kRows <= kStepWarps, "a warp takes the scores of a row");
 
@@ -70,37 +71,46 @@ class StepHead {
         group_(static_cast<unsigned>(c.call.heads) / static_cast<unsigned>(c.call.heads_k)),
         slot_(c.shape.slot(c.state, slot)),
         tokens_(c.tokens[slot]),
-        block_keys_(c.shape.block_tokens(tokens_)),
         d_(static_cast<int>(c.shape.d)),
-        columns_(static_cast<int>(c.shape.dvp) / 4),
+        dvp_(static_cast<int>(c.shape.dvp)),
+        columns_(dvp_ / 4),
         at_once_(kStepThreads / columns_),
         column_(static_cast<int>(threadIdx.x) % columns_),
         first_(static_cast<int>(threadIdx.x) / columns_) {
-    if (!is_channel()) return;
-    all_ = {slot_.all.m[threadIdx.x], slot_.all.s[threadIdx.x]};
-    recent_ = {slot_.recent.m[threadIdx.x], slot_.recent.s[threadIdx.x]};
+    if (is_channel()) {
+      all_ = {slot_.all.m[threadIdx.x], slot_.all.s[threadIdx.x]};
+      recent_ = {slot_.recent.m[threadIdx.x], slot_.recent.s[threadIdx.x]};
+    }
+    load_batch(0);
+    if constexpr (kBlock) block_keys_ = c.shape.block_tokens(tokens_);
   }
-
-  __device__ std::int64_t tokens() const { return tokens_; }
 
   // Token `i` of the call, the next one of its sequence; and its rows where the call has rows.
   __device__ void add(std::int64_t i) {
-    load_batch(0);  // waits for nothing
+    // Nothing is computed before all of the call's numbers are asked for.
+    const Tile first{0, i, 1, 0, static_cast<int>(min(group_, unsigned{kRows}))};
+    if (batch_ < 0) load_batch(0);
+    const NewToken token = load_token(i);
+    if (c_.rows) load_queries(first);
     fold_ = tokens_ % kRecentTokens == 0;
-    if (block_keys_ == c_.shape.block) block_keys_ = 0;
-    add_mass(i);
-    load_value(i);
+    if constexpr (kBlock) {
+      if (block_keys_ == c_.shape.block) block_keys_ = 0;
+    }
+    add_mass(token);
+    store_value(token);
     ++tokens_;
     ++block_keys_;
     if (!c_.rows) {
       __syncthreads();
-      float4 acc[kRows];
-      pass<true, false>(acc);
+      float4 part[kRows];
+      pass<true, false>(part);
       __syncthreads();
+      return;
     }
-    for (unsigned first = 0; c_.rows && first < group_; first += kRows) {
-      read_rows({first, i, 1, 0, static_cast<int>(min(group_ - first, unsigned{kRows}))},
-                first == 0);
+    read_rows<true>();
+    for (unsigned head = kRows; head < group_; head += kRows) {
+      load_queries({head, i, 1, 0, static_cast<int>(min(group_ - head, unsigned{kRows}))});
+      read_rows<false>();
     }
   }
 
@@ -112,19 +122,9 @@ class StepHead {
     int count;
   };
 
-  // `adds`: the new value joins C in the same pass.
-  __device__ void read_rows(const Tile& tile, bool adds) {
-    tile_ = tile;
-    make_weights();
-    float4 part[kRows];
-    adds ? pass<true, true>(part) : pass<false, true>(part);
-    float lln[kRows], diag[kRows];
-    sum_columns(part, lln);
-    if (c_.shape.block > 0) {
-      read_block(part);
-      sum_columns(part, diag);
-    }
-    write_rows(lln, diag);
+  __device__ void read(const Tile& tile) {
+    load_queries(tile);
+    read_rows<false>();
   }
 
   // (m, s) and the count; C and the running block are there already.
@@ -149,9 +149,60 @@ class StepHead {
   }
   __device__ std::int64_t row_of(int r) const { return tile_.row + r * tile_.row_step; }
 
-  // Channel threadIdx.x of the new key: (m, s) and its share of the new averages. Where `recent` is
-  // full it joins `all` first; C follows in the pass.
-  __device__ void add_mass(std::int64_t i) {
+  // Channel threadIdx.x of a key and of its value, as bits.
+  struct NewToken {
+    std::uint32_t key, value;
+    float beta;
+  };
+
+  __device__ NewToken load_token(std::int64_t i) const {
+    const DeviceCall& call = c_.call;
+    NewToken token{0, 0, scale_at(call.beta, sequence_, head_k_)};
+    if (is_channel()) {
+      token.key =
+          load_bits(call.k, call.dtype, row_at(call.k, sequence_, head_k_, i) + threadIdx.x);
+    }
+    if (threadIdx.x < static_cast<unsigned>(c_.shape.dv)) {
+      token.value =
+          load_bits(call.v, call.dtype, row_at(call.v, sequence_, head_k_, i) + threadIdx.x);
+    }
+    return token;
+  }
+
+  // Channel threadIdx.x of the rows that are read next.
+  __device__ void load_queries(const Tile& tile) {
+    const DeviceCall& call = c_.call;
+    tile_ = tile;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      queries_[r] = 0;
+      alpha_[r] = 0;
+      if (r >= tile_.count) continue;
+      alpha_[r] = scale_at(call.alpha, sequence_, head_of(r));
+      if (!is_channel()) continue;
+      const std::int64_t at = row_at(call.q, sequence_, head_of(r), row_of(r));
+      queries_[r] = load_bits(call.q, call.dtype, at + threadIdx.x);
+    }
+  }
+
+  // kAdd: the new value joins C in the same pass.
+  template <bool kAdd>
+  __device__ void read_rows() {
+    make_weights();
+    float4 part[kRows];
+    pass<kAdd, true>(part);
+    float lln[kRows], diag[kRows];
+    sum_columns(part, lln);
+    if constexpr (kBlock) {
+      read_block(part);
+      sum_columns(part, diag);
+    }
+    write_rows(lln, diag);
+  }
+
+  // (m, s) of channel threadIdx.x with the new key, and its share of the new averages. Where
+  // `recent` is full it joins `all` first; C follows in the pass.
+  __device__ void add_mass(const NewToken& token) {
     if (!is_channel()) return;
     if (fold_) {
       const JoinedMass joined = join_mass<float>(all_.m, all_.s, recent_.m, recent_.s);
@@ -160,10 +211,8 @@ class StepHead {
       sh_.first[threadIdx.x] = joined.first;
       sh_.second[threadIdx.x] = joined.second;
     }
-    const DeviceCall& call = c_.call;
-    const float x =
-        load_number(call.k, call.dtype, row_at(call.k, sequence_, head_k_, i) + threadIdx.x);
-    const float u = exponent(call, scale_at(call.beta, sequence_, head_k_), x);
+    const float x = bits_number(token.key, c_.call.dtype);
+    const float u = exponent(c_.call, token.beta, x);
     if (u > recent_.m + kReferenceSlack) {
       recent_.s *= exp2f(recent_.m - u);
       recent_.m = u;
@@ -171,20 +220,16 @@ class StepHead {
     const float e = exp2f(u - recent_.m);
     recent_.s += e;
     sh_.share[threadIdx.x] = e / recent_.s;
-    if (c_.shape.block > 0) {
-      slot_.block_k[block_keys_ * c_.shape.dp + threadIdx.x] = x;
-    }
+    if constexpr (kBlock) slot_.block_k[block_keys_ * c_.shape.dp + threadIdx.x] = x;
   }
 
-  __device__ void load_value(std::int64_t i) {
-    const DeviceCall& call = c_.call;
-    const bool real = threadIdx.x < static_cast<unsigned>(c_.shape.dv);
-    const float x =
-        real ? load_number(call.v, call.dtype, row_at(call.v, sequence_, head_k_, i) + threadIdx.x)
-             : 0;
+  __device__ void store_value(const NewToken& token) {
+    const float x = bits_number(token.value, c_.call.dtype);
     sh_.value[threadIdx.x] = x;
-    if (real && c_.shape.block > 0) {
-      slot_.block_v[block_keys_ * c_.shape.dvp + threadIdx.x] = x;
+    if constexpr (kBlock) {
+      if (threadIdx.x < static_cast<unsigned>(c_.shape.dv)) {
+        slot_.block_v[block_keys_ * dvp_ + threadIdx.x] = x;
+      }
     }
   }
 
@@ -193,34 +238,34 @@ class StepHead {
   __device__ void make_weights() {
     const DeviceCall& call = c_.call;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const Mass all = is_channel() ? all_ : Mass{kNoReference, 0};
-    const Mass recent = is_channel() ? recent_ : Mass{kNoReference, 0};
-    const float score_scale = kLog2OfE / sqrtf(static_cast<float>(d_));
+    const int warps = (d_ + 31) / 32;
     float a[kRows];
+    if (warp < warps) {
+      const float score_scale = kLog2OfE / sqrtf(static_cast<float>(d_));
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      a[r] = 0;
-      if (r < tile_.count && is_channel()) {
-        const std::int64_t at = row_at(call.q, sequence_, head_of(r), row_of(r));
-        const float x = load_number(call.q, call.dtype, at + threadIdx.x);
-        sh_.queries[r][threadIdx.x] = x * score_scale;
-        a[r] = exponent(call, scale_at(call.alpha, sequence_, head_of(r)), x);
+      for (int r = 0; r < kRows; ++r) {
+        const float x = bits_number(queries_[r], call.dtype);
+        if constexpr (kBlock) sh_.queries[r][threadIdx.x] = x * score_scale;
+        a[r] = exponent(call, alpha_[r], x);
+        const float top = warp_max(fmaxf(a[r] + all_.m, a[r] + recent_.m));
+        const float sum = warp_sum(all_.s * exp2f(a[r] + all_.m - top) +
+                                   recent_.s * exp2f(a[r] + recent_.m - top));
+        if (lane == 0) sh_.masses[r][warp] = {top, sum};
       }
-      const float top = warp_max(fmaxf(a[r] + all.m, a[r] + recent.m));
-      const float sum =
-          warp_sum(all.s * exp2f(a[r] + all.m - top) + recent.s * exp2f(a[r] + recent.m - top));
-      if (lane == 0) sh_.masses[r][warp] = {top, sum};
     }
     __syncthreads();
+    if (warp < warps) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      float high = kNoReference, total = 0;
-      for (int w = 0; w < kStepWarps; ++w) high = fmaxf(high, sh_.masses[r][w].x);
-      for (int w = 0; w < kStepWarps; ++w) {
-        total += sh_.masses[r][w].y * exp2f(sh_.masses[r][w].x - high);
+      for (int r = 0; r < kRows; ++r) {
+        float high = kNoReference, total = 0;
+        for (int w = 0; w < warps; ++w) high = fmaxf(high, sh_.masses[r][w].x);
+        for (int w = 0; w < warps; ++w) {
+          total += sh_.masses[r][w].y * exp2f(sh_.masses[r][w].x - high);
+        }
+        const float inverse = 1 / total;
+        sh_.weights[r][threadIdx.x] = inverse * all_.s * exp2f(a[r] + all_.m - high);
+        sh_.recent_weights[r][threadIdx.x] = inverse * recent_.s * exp2f(a[r] + recent_.m - high);
       }
-      sh_.weights[r][threadIdx.x] = all.s * exp2f(a[r] + all.m - high) / total;
-      sh_.recent_weights[r][threadIdx.x] = recent.s * exp2f(a[r] + recent.m - high) / total;
     }
     __syncthreads();
   }
@@ -231,7 +276,7 @@ class StepHead {
     for (int u = 0; u < kStepBatch; ++u) {
       const int l = base + first_ + u * at_once_;
       if (first_ >= at_once_ || l >= d_) continue;
-      const std::int64_t at = l * c_.shape.dvp + 4 * column_;
+      const int at = l * dvp_ + 4 * column_;
       old_[u] = *reinterpret_cast<const float4*>(slot_.all.values + at);
       young_[u] = *reinterpret_cast<const float4*>(slot_.recent.values + at);
     }
@@ -251,7 +296,7 @@ class StepHead {
       for (int u = 0; u < kStepBatch; ++u) {
         const int l = base + first_ + u * at_once_;
         if (first_ >= at_once_ || l >= d_) continue;
-        const std::int64_t at = l * c_.shape.dvp + 4 * column_;
+        const int at = l * dvp_ + 4 * column_;
         if constexpr (kAdd) {
           if (fold_) {
             old_[u] = scaled(sh_.first[l], old_[u]);
@@ -277,7 +322,7 @@ class StepHead {
   // moment, so that no sum of large values overflows.
   __device__ void read_block(float4 (&mean)[kRows]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const std::int64_t keys = block_keys_, dvp = c_.shape.dvp;
+    const std::int64_t keys = block_keys_;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) mean[r] = {0, 0, 0, 0};
     float high = -INFINITY, sum = 0;  // of row `warp`
@@ -307,7 +352,7 @@ class StepHead {
       for (int r = 0; r < kRows; ++r) mean[r] = scaled(sh_.keep[r], mean[r]);
       for (int j = first_; first_ < at_once_ && j < count; j += at_once_) {
         const float4 v =
-            *reinterpret_cast<const float4*>(slot_.block_v + (begin + j) * dvp + 4 * column_);
+            *reinterpret_cast<const float4*>(slot_.block_v + (begin + j) * dvp_ + 4 * column_);
 #pragma unroll
         for (int r = 0; r < kRows; ++r) add_scaled(mean[r], sh_.scores[r][j], v);
       }
@@ -363,7 +408,7 @@ class StepHead {
       if (at >= tile_.count * dv) continue;
       const int r = at / dv, c = at % dv;
       float x = lln[i];
-      if (c_.shape.block > 0) {
+      if constexpr (kBlock) {
         x = weight_at(call.lln_weight, sequence_, head_of(r), row_of(r), c) * x +
             weight_at(call.diag_weight, sequence_, head_of(r), row_of(r), c) * diag[i];
       }
@@ -375,9 +420,9 @@ class StepHead {
   StepShared<kRows>& sh_;
   unsigned index_, sequence_, head_k_, group_;
   DecodeSlot slot_;
-  std::int64_t tokens_;      // of the sequence so far
-  std::int64_t block_keys_;  // of them in the running block
-  int d_;
+  std::int64_t tokens_;          // of the sequence so far
+  std::int64_t block_keys_ = 0;  // of them in the running block
+  int d_, dvp_;
   int columns_;  // groups of 4
   int at_once_;  // rows of C that the threads cover together
   int column_, first_;
@@ -386,6 +431,8 @@ class StepHead {
   int batch_ = -1;  // the row of C at which old_ and young_ begin; -1: they hold nothing
   float4 old_[kStepBatch], young_[kStepBatch];
   Tile tile_ = {};
+  std::uint32_t queries_[kRows];  // of the rows of the tile, as bits
+  float alpha_[kRows];
 };
 
 }  // namespace lln::cuda

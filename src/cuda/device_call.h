@@ -55,7 +55,9 @@ struct Jobs {
   int shortest_log2 = 8;  // tokens of a piece
   int ordinary_log2 = 10;
   int longest_log2 = 62;
+  int every_log2 = 0;  // not 0: of all sequences, for work that gives the same bits in any pieces
   __host__ __device__ int piece_log2(std::int64_t tokens) const {
+    if (every_log2 != 0) return every_log2;
     if (tokens <= std::int64_t{2} << shortest_log2) return shortest_log2;
     int log2 = ordinary_log2;
     if (tokens > std::int64_t{8} << ordinary_log2) ++log2;
@@ -73,16 +75,16 @@ struct Jobs {
   // sequence has longer pieces.
   __host__ __device__ std::int64_t most_of_one(std::int64_t tokens) const {
     std::int64_t most = count(tokens);
-    for (const std::int64_t border : {std::int64_t{2} << shortest_log2,
-                                      std::int64_t{8} << ordinary_log2,
-                                      std::int64_t{32} << ordinary_log2}) {
-      if (border < tokens && count(border) > most) most = count(border);
+    for (const std::int64_t border :
+         {std::int64_t{2} << shortest_log2, std::int64_t{8} << ordinary_log2,
+          std::int64_t{32} << ordinary_log2}) {
+      if (every_log2 == 0 && border < tokens && count(border) > most) most = count(border);
     }
     return most;
   }
   // No sequences of these tokens together have more pieces.
   std::int64_t most(std::int64_t tokens, std::int64_t sequences) const {
-    return (tokens >> shortest_log2) + 1 + sequences;
+    return (tokens >> (every_log2 != 0 ? every_log2 : shortest_log2)) + 1 + sequences;
   }
 };
 
@@ -106,8 +108,15 @@ struct JobPlace {
 
 __device__ inline DeviceSequence sequence_at(const Sequences& all, std::int64_t s) {
   if (all.table != nullptr) return all.table[s];
-  return {s, 0, all.tokens, 0, all.tokens_k, 0, all.tokens_k,
-          s * all.q_jobs.count(all.tokens), s * all.k_jobs.count(all.tokens_k)};
+  return {s,
+          0,
+          all.tokens,
+          0,
+          all.tokens_k,
+          0,
+          all.tokens_k,
+          s * all.q_jobs.count(all.tokens),
+          s * all.k_jobs.count(all.tokens_k)};
 }
 
 template <bool kKeys>

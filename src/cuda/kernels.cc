@@ -9,6 +9,8 @@
 #include "cuda/plain.h"
 #include "cuda/tiled.h"
 #include "cuda/tiled_causal.h"
+#include "cuda/tiled_diag.h"
+#include "cuda/tiled_f32.h"
 
 namespace lln {
 namespace {
@@ -23,7 +25,9 @@ void add(std::vector<Kernel>& list, std::vector<Kernel> family) {
 std::vector<Kernel> cuda_forward_kernels() {
   std::vector<Kernel> list;
   add(list, cuda::tiled_forward_kernels());
+  add(list, cuda::tiled_f32_forward_kernels());
   add(list, cuda::tiled_causal_forward_kernels());
+  add(list, cuda::tiled_diag_forward_kernels());
   add(list, cuda::plain_forward_kernels());
   return list;
 }
@@ -32,6 +36,7 @@ std::vector<Kernel> cuda_backward_kernels() {
   std::vector<Kernel> list;
   add(list, cuda::tiled_backward_kernels());
   add(list, cuda::tiled_causal_backward_kernels());
+  add(list, cuda::tiled_diag_backward_kernels());
   add(list, cuda::plain_backward_kernels());
   return list;
 }

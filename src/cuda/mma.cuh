@@ -85,6 +85,16 @@ __device__ inline std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 
+// 16 bytes of shared memory, read here and now: what does not change in a loop would otherwise be
+// kept in registers that there are not enough of.
+__device__ inline uint4 load_shared(const void* p) {
+  uint4 x;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(shared_address(p)));
+  return x;
+}
+
 // Four 8 x 8 matrices: lane i gives the address of row i % 8 of matrix i / 8.
 __device__ inline void load_matrices(std::uint32_t (&x)[4], std::uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -118,6 +128,26 @@ __device__ inline void copy_commit() { asm volatile("cp.async.commit_group;" :::
 template <int kPending>
 __device__ inline void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Launches of one call follow each other on the device without waiting for the host to see the end
+// of the one before (launch.h): a kernel's blocks may start while the last ones of the previous
+// kernel are under way, and must wait before they read what it wrote.
+__device__ inline void wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ inline void let_next_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Waits for `threads` threads of the block, whole warps that name the same barrier; 0 is that of
+// __syncthreads().
+__device__ inline void meet(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 // A tile in shared memory: rows of kWidth 16-bit numbers, whose 16-byte pieces are permuted so that

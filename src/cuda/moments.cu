@@ -7,51 +7,6 @@
 namespace lln::cuda {
 namespace {
 
-struct ScaleOutput {
-  float* data;
-  std::int64_t sequence, head;
-};
-
-struct ScaleOutputs {
-  ScaleOutput alpha, beta;
-  std::int64_t sequences, heads_k, group;
-};
-
-struct Scales {
-  float alpha, beta;
-};
-
-__device__ inline void write_scales(const ScaleOutputs& out, std::int64_t s, std::int64_t head_k,
-                                    const Scales& scales) {
-  for (std::int64_t h = head_k * out.group; h < (head_k + 1) * out.group; ++h) {
-    out.alpha.data[s * out.alpha.sequence + h * out.alpha.head] = scales.alpha;
-  }
-  out.beta.data[s * out.beta.sequence + head_k * out.beta.head] = scales.beta;
-}
-
-// Both are 1 where either has seen nothing, and NaN where either is not finite.
-__device__ inline Scales scales_of(bool seen, double variance_q, double variance_k,
-                                   const MatchingConstants& constants) {
-  if (!seen) return {1, 1};
-  if (!isfinite(variance_q) || !isfinite(variance_k)) return {NAN, NAN};
-  const MatchedScales scales = matched_scales(variance_q, variance_k, constants);
-  return {static_cast<float>(scales.alpha), static_cast<float>(scales.beta)};
-}
-
-__device__ inline Scales scales_of(const Moments& q, const Moments& k,
-                                   const MatchingConstants& constants) {
-  return scales_of(q.count > 0 && k.count > 0, variance_of(q), variance_of(k), constants);
-}
-
-struct PairSource {
-  PairMoments pairs;
-  MatchingConstants constants;
-  __device__ Scales operator()(std::int64_t s, std::int64_t head_k, std::int64_t heads_k) const {
-    const std::int64_t pair = s * heads_k + head_k;
-    return scales_of(pairs.q[pair], pairs.k[pair], constants);
-  }
-};
-
 struct RunningSource {
   const RunningMoments::Head* heads;  // of q, then of k
   MatchingConstants constants;
@@ -88,19 +43,20 @@ __global__ void __launch_bounds__(kMomentThreads)
 
 // One block: the scales of all pairs together.
 __global__ void __launch_bounds__(kMomentThreads)
-    pooled_kernel(const ScaleOutputs out, const PairSource source) {
+    pooled_kernel(const ScaleOutputs out, const PairMoments all,
+                  const MatchingConstants constants) {
   __shared__ Moments warps[kMomentWarps];
   __shared__ Scales scales;
   const std::int64_t pairs = out.sequences * out.heads_k;
   Moments q, k;
   for (std::int64_t i = threadIdx.x; i < pairs; i += kMomentThreads) {
-    q = merged(q, source.pairs.q[i]);
-    k = merged(k, source.pairs.k[i]);
+    q = merged(q, all.q[i]);
+    k = merged(k, all.k[i]);
   }
   q = block_merged(q, warps);
   __syncthreads();
   k = block_merged(k, warps);
-  if (threadIdx.x == 0) scales = scales_of(q, k, source.constants);
+  if (threadIdx.x == 0) scales = scales_of(q, k, constants);
   __syncthreads();
   for (std::int64_t i = threadIdx.x; i < pairs; i += kMomentThreads) {
     write_scales(out, i / out.heads_k, i % out.heads_k, scales);
@@ -169,7 +125,7 @@ void match_frozen(const MatchingCall& call, const MatchingOutputs& out) {
 
 void match_per_head(const MatchingCall& call, const MatchingOutputs& out,
                     const MatchingConstants& constants) {
-  write_all(call, out, PairSource{sum_pairs(call, true), constants});
+  sum_pairs(call, true, outputs(call.problem, out), constants);
 }
 
 void match_paper(const MatchingCall& call, const MatchingOutputs& out,
@@ -177,7 +133,7 @@ void match_paper(const MatchingCall& call, const MatchingOutputs& out,
   const PairMoments pairs = sum_pairs(call, true);
   if (call.problem.sequences == 0) return;
   pooled_kernel<<<1, kMomentThreads, 0, static_cast<cudaStream_t>(call.stream)>>>(
-      outputs(call.problem, out), PairSource{pairs, constants});
+      outputs(call.problem, out), pairs, constants);
   check_launch("pooled_kernel");
 }
 

@@ -19,6 +19,7 @@ namespace lln::cuda {
 namespace {
 
 constexpr int kUnderWay = 4;  // 16-byte vectors of a thread
+constexpr unsigned kAllLanes = 0xFFFFFFFFU;
 
 // Pieces of a sequence: small enough that one long head fills the device.
 constexpr Jobs kJobs{8, 9};
@@ -27,12 +28,13 @@ constexpr Jobs kJobs{8, 9};
 struct Side {
   Rows rows;
   std::int64_t heads;
-  std::int64_t pieces;  // of a sequence at most; of all of them together where packed
+  unsigned pieces;      // of a sequence at most
+  unsigned head_parts;  // of all sequences
   bool keys;            // rows of the keys
   bool key_span;        // which keys count holds for these rows
   const std::uint8_t* mask;
   std::int64_t mask_batch, mask_token;
-  Moments* parts;  // [heads, pieces of all sequences]
+  Moments* parts;  // [heads, head_parts]
 };
 
 struct MomentsCall {
@@ -43,6 +45,8 @@ struct MomentsCall {
   std::int64_t heads_k, group;
   Moments* pair_q;  // [S, heads_k]
   Moments* pair_k;
+  ScaleOutputs scales;  // of each pair, where given
+  MatchingConstants constants;
 };
 
 struct Span {
@@ -57,12 +61,8 @@ __device__ Span span_of(const MomentsCall& call, const Side& side, const DeviceS
   return {sequence.batch, begin, begin + (side.keys ? sequence.k_tokens : sequence.q_tokens)};
 }
 
-__host__ __device__ inline std::int64_t parts_of_head(const MomentsCall& call, const Side& side) {
-  return call.packed ? side.pieces : call.sequences.count * side.pieces;
-}
-
 // The rows of a piece; none where there is no such piece.
-__device__ Span piece_span(const MomentsCall& call, const Side& side, std::int64_t part) {
+__device__ Span piece_span(const MomentsCall& call, const Side& side, unsigned part) {
   std::int64_t index;
   Span span;
   if (call.packed) {
@@ -90,8 +90,15 @@ __device__ inline float number(float x) { return x; }
 __device__ inline float number(__half x) { return __half2float(x); }
 __device__ inline float number(__nv_bfloat16 x) { return __bfloat162float(x); }
 
+// Sums of the differences from a pivot, and of their squares.
+struct PivotSums {
+  double count = 0;
+  float pivot = 0;
+  double sum = 0, squares = 0;
+};
+
 template <class T, int kVector>
-__device__ Moments thread_moments(const Side& side, const Span& span, std::int64_t head, int dim) {
+__device__ PivotSums thread_sums(const Side& side, const Span& span, std::int64_t head, int dim) {
   const int lanes = dim / kVector, at_once = kMomentThreads / lanes;
   const int column = static_cast<int>(threadIdx.x) % lanes * kVector;
   const int first = static_cast<int>(threadIdx.x) / lanes;
@@ -101,10 +108,9 @@ __device__ Moments thread_moments(const Side& side, const Span& span, std::int64
     return row < span.end && (side.mask == nullptr ||
                               side.mask[span.batch * side.mask_batch + row * side.mask_token] != 0);
   };
+  PivotSums sums;
+  if (first >= at_once) return sums;
   std::int64_t vectors = 0;
-  float pivot = 0;
-  double sum = 0, squares = 0;
-  if (first >= at_once) return {};
   for (std::int64_t row = span.begin + first; row < span.end; row += kUnderWay * at_once) {
     Vector<T, kVector> x[kUnderWay];
     bool there[kUnderWay];
@@ -120,34 +126,81 @@ __device__ Moments thread_moments(const Side& side, const Span& span, std::int64
 #pragma unroll
     for (int u = 0; u < kUnderWay; ++u) {
       if (!there[u]) continue;
-      if (vectors == 0) pivot = number(x[u].x[0]);
+      if (vectors == 0) sums.pivot = number(x[u].x[0]);
       ++vectors;
 #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float gap = number(x[u].x[i]) - pivot;
+        const float gap = number(x[u].x[i]) - sums.pivot;
         run += gap;
         run_squares = fmaf(gap, gap, run_squares);
       }
     }
-    sum += run;
-    squares += run_squares;
+    sums.sum += run;
+    sums.squares += run_squares;
   }
-  return moments_from_sums(static_cast<double>(vectors * kVector), pivot, sum, squares);
+  sums.count = static_cast<double>(vectors * kVector);
+  return sums;
+}
+
+__device__ inline double warp_total(double x) {
+  for (int step = 16; step > 0; step /= 2) x += __shfl_down_sync(kAllLanes, x, step);
+  return x;
+}
+
+struct BlockSums {
+  float pivots[kMomentWarps];
+  bool any[kMomentWarps];
+  double count[kMomentWarps], sum[kMomentWarps], squares[kMomentWarps];
+};
+
+// The moments of all threads' numbers, for thread 0. Sums are moved to the first pivot there is, so
+// that they can be added up: no division until the last.
+__device__ Moments block_moments(const PivotSums& own, BlockSums& shared) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const unsigned seen = __ballot_sync(kAllLanes, own.count > 0);
+  const float first = __shfl_sync(kAllLanes, own.pivot, seen == 0 ? 0 : __ffs(seen) - 1);
+  if (lane == 0) {
+    shared.pivots[warp] = first;
+    shared.any[warp] = seen != 0;
+  }
+  __syncthreads();
+  float pivot = 0;
+  for (int w = kMomentWarps - 1; w >= 0; --w) {
+    if (shared.any[w]) pivot = shared.pivots[w];
+  }
+  const double gap = static_cast<double>(own.pivot) - pivot;
+  const bool counts = own.count > 0;
+  const double count = warp_total(own.count);
+  const double sum = warp_total(counts ? own.sum + own.count * gap : 0);
+  const double squares =
+      warp_total(counts ? own.squares + gap * (2 * own.sum + own.count * gap) : 0);
+  if (lane == 0) {
+    shared.count[warp] = count;
+    shared.sum[warp] = sum;
+    shared.squares[warp] = squares;
+  }
+  __syncthreads();
+  PivotSums all;
+  for (int w = 0; w < kMomentWarps && threadIdx.x == 0; ++w) {
+    all.count += shared.count[w];
+    all.sum += shared.sum[w];
+    all.squares += shared.squares[w];
+  }
+  return moments_from_sums(all.count, pivot, all.sum, all.squares);
 }
 
 template <class T, int kVector>
 __global__ void __launch_bounds__(kMomentThreads)
     moments_kernel(const __grid_constant__ MomentsCall call) {
-  __shared__ Moments warps[kMomentWarps];
-  const std::int64_t q_tasks = call.q.heads * parts_of_head(call, call.q);
+  __shared__ BlockSums shared;
+  const unsigned q_tasks = static_cast<unsigned>(call.q.heads) * call.q.head_parts;
   const bool of_q = blockIdx.x < q_tasks;
   const Side& side = of_q ? call.q : call.k;
-  const std::int64_t task = of_q ? blockIdx.x : blockIdx.x - q_tasks;
-  const std::int64_t parts = parts_of_head(call, side);
-  const Span span = piece_span(call, side, task % parts);
+  const unsigned task = of_q ? blockIdx.x : blockIdx.x - q_tasks;
+  const Span span = piece_span(call, side, task % side.head_parts);
   if (span.begin >= span.end) return;
-  const Moments own = thread_moments<T, kVector>(side, span, task / parts, call.dim);
-  const Moments all = block_merged(own, warps);
+  const PivotSums own = thread_sums<T, kVector>(side, span, task / side.head_parts, call.dim);
+  const Moments all = block_moments(own, shared);
   if (threadIdx.x == 0) side.parts[task] = all;
 }
 
@@ -156,13 +209,14 @@ __device__ Moments joined_heads(const MomentsCall& call, const Side& side, std::
                                 std::int64_t head, std::int64_t heads) {
   const DeviceSequence sequence = sequence_at(call.sequences, s);
   const Span span = span_of(call, side, sequence);
-  const std::int64_t pieces = call.sequences.k_jobs.count(span.end - span.begin);
+  const std::int64_t tokens = span.end - span.begin;
+  const std::int64_t pieces = tokens > 0 ? call.sequences.k_jobs.count(tokens) : 0;
   const std::int64_t first = !call.packed ? s * side.pieces
                              : side.keys  ? sequence.k_first_job
                                           : sequence.q_first_job;
   Moments own;
   for (std::int64_t h = head; h < head + heads; ++h) {
-    const Moments* const parts = side.parts + h * parts_of_head(call, side) + first;
+    const Moments* const parts = side.parts + h * side.head_parts + first;
     for (std::int64_t i = threadIdx.x % 32; i < pieces; i += 32) own = merged(own, parts[i]);
   }
   return warp_merged(own);
@@ -178,7 +232,11 @@ __global__ void __launch_bounds__(kMomentThreads)
   if (threadIdx.x % 32 == 0) call.pair_k[pair] = k;
   if (call.q.parts == nullptr) return;
   const Moments q = joined_heads(call, call.q, s, head * call.group, call.group);
-  if (threadIdx.x % 32 == 0) call.pair_q[pair] = q;
+  if (threadIdx.x % 32 != 0) return;
+  call.pair_q[pair] = q;
+  if (call.scales.alpha.data != nullptr) {
+    write_scales(call.scales, s, head, scales_of(q, k, call.constants));
+  }
 }
 
 std::size_t rounded(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
@@ -186,18 +244,21 @@ std::size_t rounded(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 // How the workspace is laid out: the table of sequences, parts of q, parts of k, pairs.
 struct Layout {
   explicit Layout(const Problem& p)
-      : q_pieces(p.packed ? kJobs.most(p.tokens, p.sequences) : kJobs.most_of_one(p.tokens)),
-        k_pieces(p.packed ? kJobs.most(p.tokens_k, p.sequences) : kJobs.most_of_one(p.tokens_k)),
+      : q_pieces(kJobs.most_of_one(p.tokens)),
+        k_pieces(kJobs.most_of_one(p.tokens_k)),
+        q_head_parts(p.packed ? kJobs.most(p.tokens, p.sequences) : p.sequences * q_pieces),
+        k_head_parts(p.packed ? kJobs.most(p.tokens_k, p.sequences) : p.sequences * k_pieces),
         table(table_bytes(p)),
-        q_parts(bytes_of(p.heads * q_pieces * (p.packed ? 1 : p.sequences))),
-        k_parts(bytes_of(p.heads_k * k_pieces * (p.packed ? 1 : p.sequences))),
+        q_parts(bytes_of(p.heads * q_head_parts)),
+        k_parts(bytes_of(p.heads_k * k_head_parts)),
         pairs(bytes_of(p.sequences * p.heads_k)) {}
   static std::size_t bytes_of(std::int64_t moments) {
     return rounded(static_cast<std::size_t>(moments) * sizeof(Moments));
   }
   std::size_t total() const { return table + q_parts + k_parts + 2 * pairs; }
 
-  std::int64_t q_pieces, k_pieces;
+  std::int64_t q_pieces, k_pieces;  // of a sequence at most
+  std::int64_t q_head_parts, k_head_parts;
   std::size_t table, q_parts, k_parts, pairs;
 };
 
@@ -210,9 +271,7 @@ bool vectors_fit(const Rows& rows, std::int64_t dim) {
 
 template <class T>
 void launch_moments(const MomentsCall& call, bool with_q, cudaStream_t stream) {
-  const std::int64_t blocks =
-      call.q.heads * parts_of_head(call, call.q) + call.k.heads * parts_of_head(call, call.k);
-  if (blocks == 0) return;
+  const std::int64_t blocks = call.q.heads * call.q.head_parts + call.k.heads * call.k.head_parts;
   const bool fit =
       vectors_fit<T>(call.k.rows, call.dim) && (!with_q || vectors_fit<T>(call.q.rows, call.dim));
   if (fit) {
@@ -228,8 +287,10 @@ void launch_moments(const MomentsCall& call, bool with_q, cudaStream_t stream) {
 
 std::size_t matching_workspace(const Problem& problem) { return Layout(problem).total(); }
 
-PairMoments sum_pairs(const MatchingCall& from, bool with_q) {
+PairMoments sum_pairs(const MatchingCall& from, bool with_q, const ScaleOutputs& scales,
+                      const MatchingConstants& constants) {
   const Problem& p = from.problem;
+  if (p.sequences == 0) return {};
   Call call;
   call.problem = p;
   call.stream = from.stream;
@@ -255,12 +316,21 @@ PairMoments sum_pairs(const MatchingCall& from, bool with_q) {
   sums.heads_k = p.heads_k;
   sums.group = p.heads / p.heads_k;
   const Sequences& all = device.sequences;
-  sums.k = {device.k, p.heads_k,      layout.k_pieces, true,   true,
-            all.mask, all.mask_batch, all.mask_token,  nullptr};
+  sums.scales = scales;
+  sums.constants = constants;
+  sums.k.rows = device.k;
+  sums.k.heads = p.heads_k;
+  sums.k.pieces = static_cast<unsigned>(layout.k_pieces);
+  sums.k.head_parts = static_cast<unsigned>(layout.k_head_parts);
+  sums.k.keys = sums.k.key_span = true;
+  sums.k.mask = all.mask;
+  sums.k.mask_batch = all.mask_batch;
+  sums.k.mask_token = all.mask_token;
   sums.q = sums.k;
   sums.q.rows = device.q;
   sums.q.heads = with_q ? p.heads : 0;
-  sums.q.pieces = layout.q_pieces;
+  sums.q.pieces = static_cast<unsigned>(layout.q_pieces);
+  sums.q.head_parts = static_cast<unsigned>(layout.q_head_parts);
   sums.q.keys = false;
   if (!from.self) {
     const MaskView& mask = from.in.query_mask;
@@ -285,11 +355,9 @@ PairMoments sum_pairs(const MatchingCall& from, bool with_q) {
     default:
       launch_moments<float>(sums, with_q, stream);
   }
-  if (p.sequences > 0) {
-    join_kernel<<<blocks_for(p.sequences * p.heads_k, kMomentWarps), kMomentThreads, 0, stream>>>(
-        sums);
-    check_launch("join_kernel");
-  }
+  join_kernel<<<blocks_for(p.sequences * p.heads_k, kMomentWarps), kMomentThreads, 0, stream>>>(
+      sums);
+  check_launch("join_kernel");
   return {with_q ? sums.pair_q : nullptr, sums.pair_k};
 }
 

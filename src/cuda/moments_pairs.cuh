@@ -18,8 +18,24 @@ struct PairMoments {
   const Moments* k = nullptr;
 };
 
-// In the workspace of the call. Without q, its moments are not given.
-PairMoments sum_pairs(const MatchingCall& call, bool with_q);
+struct ScaleOutput {
+  float* data = nullptr;
+  std::int64_t sequence = 0, head = 0;
+};
+
+struct ScaleOutputs {
+  ScaleOutput alpha = {}, beta = {};
+  std::int64_t sequences = 0, heads_k = 0, group = 1;
+};
+
+struct Scales {
+  float alpha, beta;
+};
+
+// In the workspace of the call. Without q, its moments are not given. `scales` gets alpha and beta
+// of each pair by itself, where it is given.
+PairMoments sum_pairs(const MatchingCall& call, bool with_q, const ScaleOutputs& scales = {},
+                      const MatchingConstants& constants = {});
 
 inline unsigned blocks_for(std::int64_t items, std::int64_t per_block) {
   return static_cast<unsigned>((items + per_block - 1) / per_block);
@@ -47,6 +63,28 @@ __device__ inline Moments block_merged(Moments own, Moments* warps) {
     for (int w = 1; w < kMomentWarps; ++w) own = merged(own, warps[w]);
   }
   return own;
+}
+
+__device__ inline void write_scales(const ScaleOutputs& out, std::int64_t s, std::int64_t head_k,
+                                    const Scales& scales) {
+  for (std::int64_t h = head_k * out.group; h < (head_k + 1) * out.group; ++h) {
+    out.alpha.data[s * out.alpha.sequence + h * out.alpha.head] = scales.alpha;
+  }
+  out.beta.data[s * out.beta.sequence + head_k * out.beta.head] = scales.beta;
+}
+
+// Both are 1 where either has seen nothing, and NaN where either is not finite.
+__device__ inline Scales scales_of(bool seen, double variance_q, double variance_k,
+                                   const MatchingConstants& constants) {
+  if (!seen) return {1, 1};
+  if (!isfinite(variance_q) || !isfinite(variance_k)) return {NAN, NAN};
+  const MatchedScales scales = matched_scales(variance_q, variance_k, constants);
+  return {static_cast<float>(scales.alpha), static_cast<float>(scales.beta)};
+}
+
+__device__ inline Scales scales_of(const Moments& q, const Moments& k,
+                                   const MatchingConstants& constants) {
+  return scales_of(q.count > 0 && k.count > 0, variance_of(q), variance_of(k), constants);
 }
 
 #endif

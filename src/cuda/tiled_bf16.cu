@@ -4,6 +4,7 @@
 
 namespace lln::cuda {
 
-const TiledLaunches kTiledBf16 = {forward_of_width<Bf16>, backward_of_width<Bf16>};
+const TiledLaunches kTiledBf16 = {state_of_width<Bf16>, forward_of_width<Bf16>,
+                                  backward_of_width<Bf16>};
 
 }  // namespace lln::cuda

@@ -42,8 +42,8 @@ struct TiledCall {
   // Key jobs of the sums: pieces of the valid keys, so that padding changes no bits. Slots for so
   // many pieces of every sequence or, where it is 0, the table's key jobs (packed).
   std::uint32_t key_pieces = 0;
-  // Key jobs of the last backward pass: pieces of so many keys of every batch or, where it is 0, the
-  // table's key jobs (packed).
+  // Key jobs of the last backward pass: pieces of so many keys of every batch or, where it is 0,
+  // the table's key jobs (packed).
   int key_rows_piece_log2 = 0;
 };
 

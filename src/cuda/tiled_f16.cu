@@ -4,6 +4,7 @@
 
 namespace lln::cuda {
 
-const TiledLaunches kTiledF16 = {forward_of_width<F16>, backward_of_width<F16>};
+const TiledLaunches kTiledF16 = {state_of_width<F16>, forward_of_width<F16>,
+                                 backward_of_width<F16>};
 
 }  // namespace lln::cuda

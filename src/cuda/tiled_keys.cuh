@@ -254,12 +254,54 @@ struct KeyWalk {
   }
 };
 
+// The sums of a block: a state where they are whole, otherwise a piece of one.
+template <int kWidth>
+__device__ inline void write_key_sums(const TiledCall& tiled, const ChannelSums<kWidth>& sums,
+                                      std::int64_t sequence, std::int64_t head, std::int64_t slot,
+                                      int first_column, bool whole) {
+  const DeviceCall& call = tiled.call;
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, warp = threadIdx.x >> 5;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float s = quad_sum(sums.s[half]);
+    const float inverse = s == 0 ? 0 : 1 / s;
+    const int channel = 16 * warp + g + 8 * half;
+    if (channel >= call.dim) continue;
+    float* values;
+    if (whole) {
+      values = tiled.state.values_at(sequence, head) + channel * tiled.state.row;
+      if (t == 0 && first_column == 0) {
+        tiled.state.c_at(sequence, head)[channel] =
+            s == 0 ? -INFINITY : (sums.m[half] + log2f(s)) * kLn2;
+      }
+    } else {
+      values = tiled.keys.values + (slot * call.dim + channel) * call.dim_v;
+      if (t == 0 && first_column == 0) {
+        tiled.keys.m[slot * call.dim + channel] = sums.m[half];
+        tiled.keys.s[slot * call.dim + channel] = s;
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kWidth / 8; ++n) {
+      const int column = first_column + 8 * n + 2 * t;
+      if (column < call.dim_v) {
+        *reinterpret_cast<float2*>(values + column) = {sums.values[n][2 * half] * inverse,
+                                                       sums.values[n][2 * half + 1] * inverse};
+      }
+    }
+  }
+}
+
 // One block per key job, key head and kWidth columns of v. whole: a sequence is one piece, whose
 // sums are its state.
 template <class T, int kDim, int kWidth, int kStages>
-__global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 4 : kDim == 128 ? 2 : 1)
+__global__ void __launch_bounds__(2 * kDim, kDim == 64    ? 4
+                                            : kDim == 128 ? 2
+                                                          : 1)
     key_sums(const __grid_constant__ TiledCall tiled, bool whole) {
   extern __shared__ __align__(128) unsigned char shared[];
+  wait_for_previous();
+  let_next_start();
   const DeviceCall& call = tiled.call;
   // 32-bit divisions: a grid has fewer blocks.
   const std::uint32_t splits = kDim <= kWidth ? 1 : (static_cast<int>(call.dim_v) - 1) / kWidth + 1;
@@ -291,36 +333,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 4 : kDim == 128 ? 2 : 1
   ChannelSums<kWidth> sums;
   walk.sum(sums);
 
-  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, warp = threadIdx.x >> 5;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const float s = quad_sum(sums.s[half]);
-    const float inverse = s == 0 ? 0 : 1 / s;
-    const int channel = 16 * warp + g + 8 * half;
-    if (channel >= call.dim) continue;
-    float* values;
-    if (whole) {
-      values = tiled.state.values_at(place.s, head) + channel * tiled.state.row;
-      if (t == 0 && first_column == 0) {
-        tiled.state.c_at(place.s, head)[channel] =
-            s == 0 ? -INFINITY : (sums.m[half] + log2f(s)) * kLn2;
-      }
-    } else {
-      values = tiled.keys.values + (slot * call.dim + channel) * call.dim_v;
-      if (t == 0 && first_column == 0) {
-        tiled.keys.m[slot * call.dim + channel] = sums.m[half];
-        tiled.keys.s[slot * call.dim + channel] = s;
-      }
-    }
-#pragma unroll
-    for (int n = 0; n < kWidth / 8; ++n) {
-      const int column = first_column + 8 * n + 2 * t;
-      if (column < call.dim_v) {
-        *reinterpret_cast<float2*>(values + column) = {sums.values[n][2 * half] * inverse,
-                                                       sums.values[n][2 * half + 1] * inverse};
-      }
-    }
-  }
+  write_key_sums(tiled, sums, place.s, head, slot, first_column, whole);
 }
 
 }  // namespace lln::cuda

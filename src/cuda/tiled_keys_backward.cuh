@@ -9,7 +9,15 @@
 
 namespace lln::cuda {
 
-inline constexpr int kKeysBackwardThreads = 128;
+// Wide heads share their matrices among more warps.
+template <int kDim>
+inline constexpr int kKeysBackwardThreads = kDim <= 64 ? 128 : 256;
+template <int kDim, class T>
+using KeySource = RowSource<kDim, 2, T>;
+template <int kDim>
+inline constexpr int kKeysBackwardShared =
+    2 * kOperandBytes<kDim, kDim> + 3 * kDim * 4 +
+    kKeysBackwardThreads<kDim> / 32 * 2 * KeySource<kDim, Bf16>::kBytes;
 
 // f16 cannot hold weights of one in a million nor sums over as many rows: weights are kept times
 // 2^15 (they are at most 1) and dC times a power of two that makes its largest entry about 1.
@@ -108,10 +116,70 @@ __device__ inline void zero_rows(float (&acc)[kCount][4], const bool (&valid)[2]
   }
 }
 
+// What the keys of a block are multiplied with.
 template <class T, int kDim>
-__global__ void __launch_bounds__(kKeysBackwardThreads, kDim <= 64 ? 4 : 2)
+struct KeyGradients {
+  const uint4 *dc, *dc_transposed;
+  const float *added, *t_sums;
+  const Sequences& sequences;
+  const DeviceSequence& sequence;
+  std::int64_t begin;
+  float scale, shift, unfactor;
+  bool folded;
+
+  // Keys that do not count have zero gradients, whatever they hold.
+  __device__ void zero_invalid(float (&acc)[kDim / 8][4], int row) const {
+    const int g = (threadIdx.x & 31) >> 2;
+    const bool valid[2] = {key_valid(sequences, sequence, begin + row + g),
+                           key_valid(sequences, sequence, begin + row + g + 8)};
+    if (!__all_sync(0xFFFFFFFFU, valid[0] && valid[1])) zero_rows(acc, valid);
+  }
+
+  // k becomes Kn.
+  __device__ void of_values(float (&acc)[kDim / 8][4], RowWords<kDim>& k, int row) const {
+    key_weights<T, kDim>(k, added, scale, folded);
+    multiply<T, kDim, kDim>(acc, k, dc);
+    if constexpr (kWeightShift<T> != 0) {
+#pragma unroll
+      for (int n = 0; n < kDim / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) acc[n][i] *= shift * unfactor;
+      }
+    }
+    zero_invalid(acc, row);
+  }
+
+  __device__ void of_keys(float (&acc)[kDim / 8][4], const RowWords<kDim>& kn,
+                          const RowWords<kDim>& v, int row) const {
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) acc[n][i] = 0;
+    }
+    multiply<T, kDim, kDim>(acc, v, dc_transposed);
+    const int t = threadIdx.x & 3;
+#pragma unroll
+    for (int group = 0; group < kDim / 32; ++group) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 sum = *reinterpret_cast<const float2*>(t_sums + 32 * group + 8 * t + 2 * i);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float2 weight = unpack<T>(kn[group][half][i]);
+          float* const x = acc[4 * group + i] + 2 * half;
+          x[0] = shift * weight.x * (x[0] * unfactor - sum.x);
+          x[1] = shift * weight.y * (x[1] * unfactor - sum.y);
+        }
+      }
+    }
+    zero_invalid(acc, row);
+  }
+};
+
+template <class T, int kDim>
+__global__ void __launch_bounds__(kKeysBackwardThreads<kDim>, kDim <= 64 ? 4 : 1)
     keys_backward(const __grid_constant__ TiledCall tiled) {
-  constexpr int kWarps = kKeysBackwardThreads / 32;
+  constexpr int kWarps = kKeysBackwardThreads<kDim> / 32;
   extern __shared__ __align__(128) unsigned char shared[];
   uint4* const dc = reinterpret_cast<uint4*>(shared);
   uint4* const dc_transposed = dc + kOperandBytes<kDim, kDim> / 16;
@@ -131,11 +199,15 @@ __global__ void __launch_bounds__(kKeysBackwardThreads, kDim <= 64 ? 4 : 2)
   const T* const v = rows_of(call.v);
   T* const dk = rows_of(call.dk);
   T* const dv = rows_of(call.dv);
-  const int warp_row = 16 * (static_cast<int>(threadIdx.x) >> 5);
-  RowWords<kDim> next_k, next_v;
-  load_rows<kDim>(next_k, k, call.k.token, warp_row, rows.count, dim);
-  load_rows<kDim>(next_v, v, call.v.token, warp_row, rows.count, dim_v);
-
+  constexpr int kStep = 16 * kWarps;
+  using Source = KeySource<kDim, T>;
+  const int warp = static_cast<int>(threadIdx.x) >> 5;
+  unsigned char* const rings =
+      reinterpret_cast<unsigned char*>(t_sums + kDim) + 2 * warp * Source::kBytes;
+  Source k_rows(rings, k, call.k.token, 16 * warp, kStep, rows.count, dim);
+  Source v_rows(rings + Source::kBytes, v, call.v.token, 16 * warp, kStep, rows.count, dim_v);
+  wait_for_previous();
+  let_next_start();
   const float* const sums = tiled.grads.values_at(rows.s, rows.head);
   float factor = 1;
   if constexpr (std::is_same_v<T, F16>) {
@@ -150,64 +222,32 @@ __global__ void __launch_bounds__(kKeysBackwardThreads, kDim <= 64 ? 4 : 2)
     moderate = moderate && fabsf(c[l] * kLog2E) <= kModerateExponent;
   }
   const bool folded = std::is_same_v<T, Bf16> && __all_sync(0xFFFFFFFFU, moderate);
-  for (int l = static_cast<int>(threadIdx.x); l < kDim; l += kKeysBackwardThreads) {
+  for (int l = static_cast<int>(threadIdx.x); l < kDim; l += kKeysBackwardThreads<kDim>) {
     const float x = l < dim ? kWeightShift<T> - c[l] * kLog2E : -INFINITY;
     added[l] = folded ? 0 : x;
     factors[l] = l >= dim ? 0 : folded ? exp2f(x) : 1;
     t_sums[l] = l < dim ? beta * t[l] * factors[l] : 0;
   }
   __syncthreads();
-  fill_operand<T, kDim, kDim, Columns::direct>(
-      dc, sums, tiled.grads.row, dim, dim_v, [&](int l, int) { return factors[l] * factor; });
+  fill_operand<T, kDim, kDim, Columns::direct>(dc, sums, tiled.grads.row, dim, dim_v,
+                                               [&](int l, int) { return factors[l] * factor; });
   fill_operand_transposed<T, kDim, kDim, Columns::direct>(
       dc_transposed, sums, tiled.grads.row, dim_v, dim,
       [&](int, int l) { return beta * factors[l] * factor; });
-  const float shift = exp2f(-kWeightShift<T>), unfactor = 1 / factor;
+  const float shift = kWeightShift<T> == 0 ? 1 : exp2f(-kWeightShift<T>);
+  const float unfactor = kWeightShift<T> == 0 ? 1 : 1 / factor;
   __syncthreads();
-  const int lane = threadIdx.x & 31, tq = lane & 3;
-  for (int row = warp_row; row < rows.count; row += 16 * kWarps) {
-    RowWords<kDim> kn, v_rows;
-    copy_rows<kDim>(kn, next_k);
-    copy_rows<kDim>(v_rows, next_v);
-    load_rows<kDim>(next_k, k, call.k.token, row + 16 * kWarps, rows.count, dim);
-    load_rows<kDim>(next_v, v, call.v.token, row + 16 * kWarps, rows.count, dim_v);
-    key_weights<T, kDim>(kn, added, beta * kLog2E, folded);
-    bool valid[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      valid[half] = key_valid(call.sequences, seq, rows.begin + row + (lane >> 2) + 8 * half);
-    }
-    const bool all_valid = __all_sync(0xFFFFFFFFU, valid[0] && valid[1]);
+  const KeyGradients<T, kDim> gradients{dc,    dc_transposed, added,         t_sums, call.sequences,
+                                        seq,   rows.begin,    beta * kLog2E, shift,  unfactor,
+                                        folded};
+  for (int row = 16 * warp; row < rows.count; row += kStep) {
+    RowWords<kDim> kn, values;
+    k_rows.take(kn);
+    v_rows.take(values);
     float acc[kDim / 8][4] = {};
-    multiply<T, kDim, kDim>(acc, kn, dc);
-#pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) acc[n][i] *= shift * unfactor;
-    }
-    if (!all_valid) zero_rows(acc, valid);
+    gradients.of_values(acc, kn, row);
     store_rows<kDim>(dv, call.dv.token, row, rows.count, dim_v, acc);
-#pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) acc[n][i] = 0;
-    }
-    multiply<T, kDim, kDim>(acc, v_rows, dc_transposed);
-#pragma unroll
-    for (int group = 0; group < kDim / 32; ++group) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 sum = *reinterpret_cast<const float2*>(t_sums + 32 * group + 8 * tq + 2 * i);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float2 weight = unpack<T>(kn[group][half][i]);
-          float* const x = acc[4 * group + i] + 2 * half;
-          x[0] = shift * weight.x * (x[0] * unfactor - sum.x);
-          x[1] = shift * weight.y * (x[1] * unfactor - sum.y);
-        }
-      }
-    }
-    if (!all_valid) zero_rows(acc, valid);
+    gradients.of_keys(acc, kn, values, row);
     store_rows<kDim>(dk, call.dk.token, row, rows.count, dim, acc);
   }
 }

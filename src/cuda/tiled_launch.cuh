@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "cuda/device.h"
+#include "cuda/launch.h"
 #include "cuda/tiled_keys.cuh"
 #include "cuda/tiled_keys_backward.cuh"
 #include "cuda/tiled_launch.h"
@@ -14,13 +14,8 @@ namespace lln::cuda {
 template <class... Parameters, class... Arguments>
 void launch(const char* name, void (*kernel)(Parameters...), std::int64_t blocks, int threads,
             int shared, cudaStream_t stream, Arguments&&... arguments) {
-  if (blocks == 0) return;
-  if (shared > 48 * 1024) {
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), name);
-  }
-  kernel<<<static_cast<unsigned>(blocks), threads, shared, stream>>>(
-      std::forward<Arguments>(arguments)...);
-  check_launch(name);
+  launch(name, kernel, LaunchShape{blocks, threads, shared, stream},
+         std::forward<Arguments>(arguments)...);
 }
 
 // (c, C) of all sequences.
@@ -39,8 +34,10 @@ template <class T, int kDim>
 void launch_forward(const TiledCall& tiled, const TiledPlan& plan) {
   const DeviceCall& call = tiled.call;
   launch_state<T, kDim>(tiled, plan);
-  launch("rows_forward", rows_forward<T, kDim>, plan.row_jobs * call.heads, kRowsThreads,
-         kRowsShared<kDim>, plan.stream, tiled);
+  launch(
+      "rows_forward", rows_forward<T, kDim>,
+      LaunchShape{plan.row_jobs * call.heads, kRowsThreads, kRowsShared<kDim>, plan.stream, true},
+      tiled);
 }
 
 template <class T, int kDim>
@@ -48,11 +45,30 @@ void launch_backward(const TiledCall& tiled, const TiledPlan& plan) {
   using Shape = RowsBackwardShape<kDim>;
   const DeviceCall& call = tiled.call;
   if (!plan.state_given) launch_state<T, kDim>(tiled, plan);
-  launch("rows_backward", rows_backward<T, kDim>, plan.row_jobs * call.heads, Shape::kThreads,
-         Shape::kShared, plan.stream, tiled);
+  // The first kernel of a call waits for what came before it in the ordinary way.
+  launch("rows_backward", rows_backward<T, kDim>,
+         LaunchShape{plan.row_jobs * call.heads, Shape::kThreads, Shape::kShared, plan.stream,
+                     !plan.state_given},
+         tiled);
   launch_join_rows(tiled, plan.stream);
-  launch("keys_backward", keys_backward<T, kDim>, plan.key_rows_jobs * call.heads_k,
-         kKeysBackwardThreads, 2 * kOperandBytes<kDim, kDim> + 3 * kDim * 4, plan.stream, tiled);
+  launch("keys_backward", keys_backward<T, kDim>,
+         LaunchShape{plan.key_rows_jobs * call.heads_k, kKeysBackwardThreads<kDim>,
+                     kKeysBackwardShared<kDim>, plan.stream, true},
+         tiled);
+}
+
+template <class T>
+void state_of_width(const TiledCall& tiled, const TiledPlan& plan) {
+  switch (plan.width) {
+    case 32:
+      return launch_state<T, 32>(tiled, plan);
+    case 64:
+      return launch_state<T, 64>(tiled, plan);
+    case 128:
+      return launch_state<T, 128>(tiled, plan);
+    default:
+      return launch_state<T, 256>(tiled, plan);
+  }
 }
 
 template <class T>

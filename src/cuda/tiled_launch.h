@@ -19,6 +19,7 @@ struct TiledPlan {
 };
 
 struct TiledLaunches {
+  void (*state)(const TiledCall&, const TiledPlan&);  // (c, C) of all sequences
   void (*forward)(const TiledCall&, const TiledPlan&);
   void (*backward)(const TiledCall&, const TiledPlan&);
 };

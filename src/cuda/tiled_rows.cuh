@@ -9,8 +9,13 @@ namespace lln::cuda {
 
 inline constexpr int kRowsThreads = 128;
 
+inline constexpr int kRowsWarps = kRowsThreads / 32;
+
+template <int kDim, class T>
+using QuerySource = RowSource<kDim, kDim <= 128 ? 3 : 2, T>;
 template <int kDim>
-inline constexpr int kRowsShared = kOperandBytes<kDim, kDim> + sizeof(RowExponents<kDim>);
+inline constexpr int kRowsShared = kOperandBytes<kDim, kDim> + sizeof(RowExponents<kDim>) +
+                                   kRowsWarps* QuerySource<kDim, Bf16>::kBytes;
 
 // Which rows a block takes.
 struct RowPiece {
@@ -28,13 +33,13 @@ struct RowPiece {
 };
 
 // Block index to piece: one block per row job and query head. s is -1 where there is no such job.
-__device__ inline RowPiece find_rows(const DeviceCall& call) {
+__device__ inline RowPiece find_rows(const DeviceCall& call, std::uint32_t block) {
   RowPiece piece;
   const auto heads = static_cast<std::uint32_t>(call.heads);
   const std::uint32_t group = heads / static_cast<std::uint32_t>(call.heads_k);
-  piece.head = blockIdx.x % heads;
-  piece.head_k = blockIdx.x % heads / group;
-  const JobPlace place = find_job<false>(call.sequences, blockIdx.x / heads);
+  piece.head = block % heads;
+  piece.head_k = block % heads / group;
+  const JobPlace place = find_job<false>(call.sequences, block / heads);
   piece.s = place.s;
   piece.sequence = place.sequence;
   const std::int64_t tokens = call.sequences.q_jobs.piece(place.sequence.q_tokens);
@@ -56,10 +61,7 @@ struct RowWalk {
   int count, dim, dim_v;
   float scale, taken_out;
 
-  __device__ void load(RowWords<kDim>& rows, int row) const {
-    load_rows<kDim>(rows, q, q_stride, row, count, dim);
-  }
-
+  // Rows of o from e and its sums.
   __device__ void write(const RowWords<kDim>& e, const float (&sum)[4], int row) const {
     const float inverse[2] = {inverse_of(sum[0]), inverse_of(sum[2])};
 #pragma unroll
@@ -78,7 +80,7 @@ struct RowWalk {
   // 16 rows from scratch. Not inlined: it is for rare rows, and its registers would be everybody's.
   __device__ __noinline__ void careful(int row) const {
     RowWords<kDim> e;
-    load(e, row);
+    load_rows<kDim>(e, q, q_stride, row, count, dim);
     careful_weights<T, kDim>(e, exponents, scale, taken_out);
     float sum[4] = {};
     multiply_vector<T, kDim>(sum, e, exponents.packed_w);
@@ -87,55 +89,58 @@ struct RowWalk {
 };
 
 template <class T, int kDim>
-__global__ void __launch_bounds__(kRowsThreads, kDim <= 64 ? 4 : 3)
+__global__ void __launch_bounds__(kRowsThreads, kDim <= 64    ? 4
+                                                : kDim == 128 ? 2
+                                                              : 1)
     rows_forward(const __grid_constant__ TiledCall tiled) {
-  constexpr int kWidth = RowWalk<T, kDim>::kWidth, kPasses = RowWalk<T, kDim>::kPasses;
-  constexpr int kStep = kRowsThreads / 2;  // rows of all warps
+  using Walk = RowWalk<T, kDim>;
+  constexpr int kStep = 16 * kRowsWarps;
   extern __shared__ __align__(128) unsigned char shared[];
   uint4* const operand = reinterpret_cast<uint4*>(shared);
-  auto& exponents =
-      *reinterpret_cast<RowExponents<kDim>*>(shared + kPasses * kOperandBytes<kDim, kWidth>);
+  auto& exponents = *reinterpret_cast<RowExponents<kDim>*>(shared + kOperandBytes<kDim, kDim>);
   const DeviceCall& call = tiled.call;
-  const RowPiece piece = find_rows(call);
+  const RowPiece piece = find_rows(call, blockIdx.x);
   if (piece.s < 0) return;
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
   const T* const q = piece.rows<T>(call.q);
-  T* const o = piece.rows<T>(call.o);
-  const int warp_row = 16 * (static_cast<int>(threadIdx.x) >> 5);
-  RowWords<kDim> next;
-  load_rows<kDim>(next, q, call.q.token, warp_row, piece.count, dim);
+  const int warp = static_cast<int>(threadIdx.x) >> 5;
+  using Source = QuerySource<kDim, T>;
+  Source source(reinterpret_cast<unsigned char*>(&exponents + 1) + warp * Source::kBytes, q,
+                call.q.token, 16 * warp, kStep, piece.count, dim);
+  wait_for_previous();
+  let_next_start();
 
   const float taken_out =
       fill_exponents<T, kDim>(exponents, tiled.state.c_at(piece.s, piece.head_k), dim);
   const float* const values = tiled.state.values_at(piece.s, piece.head_k);
 #pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass) {
-    fill_operand<T, kDim, kWidth, Columns::direct>(
-        operand + pass * kOperandBytes<kDim, kWidth> / 16, values + pass * kWidth, tiled.state.row,
-        dim, dim_v - pass * kWidth, [&](int l, int) { return exponents.w[l]; });
+  for (int pass = 0; pass < Walk::kPasses; ++pass) {
+    fill_operand<T, kDim, Walk::kWidth, Columns::direct>(
+        operand + pass * kOperandBytes<kDim, Walk::kWidth> / 16, values + pass * Walk::kWidth,
+        tiled.state.row, dim, dim_v - pass * Walk::kWidth,
+        [&](int l, int) { return exponents.w[l]; });
   }
   __syncthreads();
-  const RowWalk<T, kDim> walk{operand,
-                              exponents,
-                              q,
-                              o,
-                              call.q.token,
-                              call.o.token,
-                              piece.count,
-                              dim,
-                              dim_v,
-                              scale_at(call.alpha, piece.s, piece.head) * kLog2E,
-                              taken_out};
-  for (int row = warp_row; row < piece.count; row += kStep) {
+  const Walk walk{operand,
+                  exponents,
+                  q,
+                  piece.rows<T>(call.o),
+                  call.q.token,
+                  call.o.token,
+                  piece.count,
+                  dim,
+                  dim_v,
+                  scale_at(call.alpha, piece.s, piece.head) * kLog2E,
+                  taken_out};
+  for (int row = 16 * warp; row < piece.count; row += kStep) {
     RowWords<kDim> e;
     float sum[4] = {};
-    copy_rows<kDim>(e, next);
-    walk.load(next, row + kStep);
+    source.take(e);
     if constexpr (std::is_same_v<T, Bf16>) {
       moderate_weights<T, kDim>(e, walk.scale);
       multiply_vector<T, kDim>(sum, e, exponents.packed_w);
       if (!trusted(sum, exponents)) {
-        const RowWalk<T, kDim> again = walk;  // a call by reference would keep it in memory
+        const Walk again = walk;  // a call by reference would keep it in memory
         again.careful(row);
         continue;
       }

@@ -1,6 +1,7 @@
 // The backward pass over rows of LLN: dq, and for each piece of a sequence dC = W^T g and
-// t = W^T delta (with W = e w / sum, tiled_weights.cuh, and w put in at the end). A warp takes 16 rows for W, dW = g C^T and dq, then 16 channels for the sums over
-// the rows of the whole tile, which it reads transposed from shared memory.
+// t = W^T delta (with W = e w / sum, tiled_weights.cuh, and w put in at the end). A warp takes 16
+// rows for W, dW = g C^T and dq, then 16 channels for the sums over the rows of the whole tile,
+// which it reads transposed from shared memory.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -27,8 +28,7 @@ __device__ inline RowFactor row_factor(const Weight& weight, const DeviceSequenc
                                        std::int64_t head) {
   if (weight.channel != 0) return {};
   if (weight.data == nullptr) return {nullptr, 0, weight.constant, weight.complement};
-  return {weight.data + seq.batch * weight.batch + head * weight.head +
-              seq.q_begin * weight.token,
+  return {weight.data + seq.batch * weight.batch + head * weight.head + seq.q_begin * weight.token,
           weight.token, 0, weight.complement};
 }
 
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, kDim <= 64 
                                                            kOperandBytes<kDim, kDim>);
   float* const t_parts = reinterpret_cast<float*>(&exponents + 1);  // [warps, kDim]
   const DeviceCall& call = tiled.call;
-  const RowPiece piece = find_rows(call);
+  const RowPiece piece = find_rows(call, blockIdx.x);
   if (piece.s < 0) return;
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
   const T* const q = piece.rows<T>(call.q);
@@ -159,6 +159,8 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, kDim <= 64 
     copy_commit();
   };
   for (int tile = 0; tile < Shape::kStages - 1; ++tile) start(tile);
+  wait_for_previous();
+  let_next_start();
 
   const float taken_out =
       fill_exponents<T, kDim>(exponents, tiled.state.c_at(piece.s, piece.head_k), dim);

@@ -16,7 +16,7 @@ namespace lln::cuda {
 template <int kDim>
 struct RowExponents {
   float c[kDim];      // in units of log2; -inf past dim
-  float added[kDim];  // to the exponent: 0, or c where c spreads too far
+  float added[kDim];  // to the exponent: 0, or c where c spreads too far; -inf past dim
   float w[kDim];      // 0 past dim
   uint4 packed_w[kDim / 8];
 };
@@ -46,7 +46,7 @@ __device__ inline float fill_exponents(RowExponents<kDim>& exponents, const floa
   for (int l = static_cast<int>(threadIdx.x); l < kDim; l += static_cast<int>(blockDim.x)) {
     const float x = l < dim ? c[l] * kLog2E : -INFINITY;
     exponents.c[l] = x;
-    exponents.added[l] = folded || l >= dim ? 0 : x;
+    exponents.added[l] = l < dim && folded ? 0 : x;
     exponents.w[l] = l >= dim ? 0 : folded ? exp2f(x - top) : 1;
   }
   __syncthreads();

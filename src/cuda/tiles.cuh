@@ -31,22 +31,13 @@ __device__ inline void load_rows(RowWords<kWidth>& x, const T* rows, std::int64_
     for (int group = 0; group < kWidth / 32; ++group) {
       uint4 words = {0, 0, 0, 0};
       if (whole || (row < end && 32 * group + 8 * t < dim)) {
-        words = __ldcs(reinterpret_cast<const uint4*>(from + 32 * group));
+        words = *reinterpret_cast<const uint4*>(from + 32 * group);
       }
       x[group][half][0] = words.x;
       x[group][half][1] = words.y;
       x[group][half][2] = words.z;
       x[group][half][3] = words.w;
     }
-  }
-}
-
-template <int kWidth>
-__device__ inline void copy_rows(RowWords<kWidth>& to, const RowWords<kWidth>& from) {
-#pragma unroll
-  for (int group = 0; group < kWidth / 32; ++group) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) to[group][i / 4][i % 4] = from[group][i / 4][i % 4];
   }
 }
 
@@ -69,14 +60,144 @@ __device__ inline void read_rows(RowWords<kWidth>& x, const unsigned char* tile,
 }
 
 template <int kWidth>
+__device__ inline void copy_rows(RowWords<kWidth>& to, const RowWords<kWidth>& from) {
+#pragma unroll
+  for (int group = 0; group < kWidth / 32; ++group) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) to[group][i / 4][i % 4] = from[group][i / 4][i % 4];
+  }
+}
+
+// Rows of a tensor that a warp takes 16 at a time, the next ones already on their way to registers.
+// Rows past the last one are the last one again, channels past `dim` are channels from 0 on: what
+// they are multiplied with is 0.
+template <int kWidth, class T>
+class RowsAhead {
+ public:
+  static constexpr int kBytes = 0;  // of shared memory
+
+  __device__ RowsAhead(unsigned char*, const T* rows, std::int64_t stride, int first, int step,
+                       int count, int dim)
+      : stride_(stride), row_(first + (threadIdx.x & 31) / 4), step_(step), count_(count) {
+    const int t = threadIdx.x & 3;
+    rows_ = rows;
+#pragma unroll
+    for (int group = 0; group < kWidth / 32; ++group) {
+      offset_[group] = 32 * group + 8 * t < dim ? 32 * group + 8 * t : 0;
+    }
+    load();
+  }
+
+  __device__ void take(RowWords<kWidth>& x) {
+    copy_rows<kWidth>(x, next_);
+    row_ += step_;
+    if (row_ - static_cast<int>((threadIdx.x & 31) / 4) < count_) load();
+  }
+
+ private:
+  __device__ void load() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const T* const from = rows_ + min(row_ + 8 * half, count_ - 1) * stride_;
+#pragma unroll
+      for (int group = 0; group < kWidth / 32; ++group) {
+        const uint4 words = *reinterpret_cast<const uint4*>(from + offset_[group]);
+        next_[group][half][0] = words.x;
+        next_[group][half][1] = words.y;
+        next_[group][half][2] = words.z;
+        next_[group][half][3] = words.w;
+      }
+    }
+  }
+
+  const T* rows_;
+  std::int64_t stride_;
+  int row_, step_, count_;
+  int offset_[kWidth / 32];
+  RowWords<kWidth> next_;
+};
+
+// Rows of a tensor that a warp takes 16 at a time, on their way through a ring of tiles in shared
+// memory that belongs to the warp alone: enough bytes are under way at any time, whatever the warp
+// is computing, and no register holds them.
+template <int kWidth, int kStages, class T>
+class RowRing {
+ public:
+  static constexpr int kTileBytes = 16 * kWidth * 2;
+  static constexpr int kBytes = kStages * kTileBytes;
+
+  __device__ RowRing(unsigned char* ring, const T* rows, std::int64_t stride, int first, int step,
+                     int count, int dim)
+      : ring_(ring), stride_(stride), first_(first), step_(step), count_(count) {
+    const int lane = threadIdx.x & 31, piece = lane % kPieces;
+    there_ = 8 * piece < dim;
+    rows_ = rows + (there_ ? 8 * piece : 0);
+    row_ = lane / kPieces;
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) {
+      to_[i] = shared_address(ring) + tile_offset<kWidth>(row_ + i * kStep, piece);
+    }
+#pragma unroll
+    for (int i = 0; i < kStages - 1; ++i) start_next();
+  }
+
+  __device__ void take(RowWords<kWidth>& x) {
+    copy_wait<kStages - 2>();
+    __syncwarp();
+    start_next();
+    read_rows<kWidth>(x, ring_ + taken_ * kTileBytes, 0);
+    taken_ = taken_ + 1 == kStages ? 0 : taken_ + 1;
+  }
+
+ private:
+  __device__ void start_next() {
+    if (first_ < count_) start(started_, first_);
+    first_ += step_;
+    started_ = started_ + 1 == kStages ? 0 : started_ + 1;
+    copy_commit();
+  }
+
+  // Rows from `first` on into a slot; those past the last one are the last one again, channels past
+  // `dim` are zeros.
+  __device__ void start(int slot, int first) const {
+    const bool whole = first + 16 <= count_;
+    const T* from = rows_ + (first + row_) * stride_;
+#pragma unroll
+    for (int i = 0; i < 16 / kStep; ++i) {
+      if (!whole) from = rows_ + min(first + row_ + i * kStep, count_ - 1) * stride_;
+      const int above = i / kTurns * kTurns * kStep * kWidth * 2;
+      copy_async(to_[i % kTurns] + slot * kTileBytes + above, from, there_);
+      from += kStep * stride_;
+    }
+  }
+
+  static constexpr int kPieces = kWidth / 8, kStep = 32 / kPieces;  // rows of one instruction
+  static constexpr int kTurns = kStep < 8 ? 8 / kStep : 1;          // until the permutation repeats
+  static_assert(kPieces <= 32);
+
+  unsigned char* ring_;
+  const T* rows_;
+  std::int64_t stride_;
+  int first_, step_, count_, row_;
+  int started_ = 0, taken_ = 0;  // slots
+  bool there_;
+  std::uint32_t to_[kTurns];
+};
+
+// Narrow rows fit into registers on their way, and reading them again from shared memory would cost
+// more than it hides; wide ones do not.
+template <int kWidth, int kStages, class T>
+using RowSource =
+    std::conditional_t<kWidth <= 64, RowsAhead<kWidth, T>, RowRing<kWidth, kStages, T>>;
+
+template <int kWidth>
 __device__ inline void write_rows(unsigned char* tile, int first, const RowWords<kWidth>& x) {
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
 #pragma unroll
     for (int group = 0; group < kWidth / 32; ++group) {
-      *reinterpret_cast<uint4*>(
-          tile + tile_offset<kWidth>(first + g + 8 * half, 4 * group + t)) = {
+      *reinterpret_cast<uint4*>(tile + tile_offset<kWidth>(first + g + 8 * half, 4 * group + t)) = {
           x[group][half][0], x[group][half][1], x[group][half][2], x[group][half][3]};
     }
   }
@@ -100,7 +221,7 @@ __device__ inline void store_rows(T* rows, std::int64_t stride, int first, int e
       words.z = pack<T>(acc[4 * group + 2][2 * half], acc[4 * group + 2][2 * half + 1]);
       words.w = pack<T>(acc[4 * group + 3][2 * half], acc[4 * group + 3][2 * half + 1]);
       if (whole || (row < end && 32 * group + 8 * t < dim)) {
-        __stcs(reinterpret_cast<uint4*>(to + 32 * group), words);
+        *reinterpret_cast<uint4*>(to + 32 * group) = words;
       }
     }
   }
@@ -126,7 +247,7 @@ __device__ inline ColumnPlace column_place(int channel) {
 // A right operand of kDepth (summed over) x kWidth in shared memory, in the order in which the
 // lanes read it: 16 bytes a lane are 8 neighbouring channels of the sum for one column.
 template <int kDepth, int kWidth>
-inline constexpr int kOperandBytes = kDepth * kWidth * 2;
+inline constexpr int kOperandBytes = kDepth* kWidth * 2;
 
 // From an f32 matrix [channel, column] whose rows are aligned to 16 bytes, times
 // factor(channel, column); zeros past `depth` and `width`, multiples of 8. All threads of the block
@@ -149,9 +270,11 @@ __device__ inline void fill_operand(uint4* operand, const float* matrix, std::in
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const ColumnPlace place = column_place<kColumns>(column + j);
-      const int at = ((channel / 32 * (kWidth / 8) + place.n) * 32 + 4 * place.g +
-                      channel % 32 / 8) * 4 + channel % 8 / 2;
-      words[at] = pack<T>(x[j] * factor(channel, column + j), y[j] * factor(channel + 1, column + j));
+      const int at =
+          ((channel / 32 * (kWidth / 8) + place.n) * 32 + 4 * place.g + channel % 32 / 8) * 4 +
+          channel % 8 / 2;
+      words[at] =
+          pack<T>(x[j] * factor(channel, column + j), y[j] * factor(channel + 1, column + j));
     }
   }
 }
@@ -192,7 +315,7 @@ __device__ inline void multiply(float (&acc)[kWidth / 8][4], const RowWords<kDep
   for (int group = 0; group < kDepth / 32; ++group) {
 #pragma unroll
     for (int n = 0; n < kWidth / 8; ++n) {
-      const uint4 b = operand[(group * (kWidth / 8) + n) * 32 + lane];
+      const uint4 b = load_shared(operand + (group * (kWidth / 8) + n) * 32 + lane);
       mma<T>(acc[n], x[group][0][0], x[group][1][0], x[group][0][1], x[group][1][1], b.x, b.y);
       mma<T>(acc[n], x[group][0][2], x[group][1][2], x[group][0][3], x[group][1][3], b.z, b.w);
     }
@@ -206,13 +329,13 @@ __device__ inline void multiply_rows(float (&acc)[kWidth / 8][4], const unsigned
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
 #pragma unroll
   for (int group = 0; group < kDepth / 32; ++group) {
-    const uint4 x = *reinterpret_cast<const uint4*>(
-        tile + tile_offset<kDepth>(first + g, 4 * group + t));
-    const uint4 y = *reinterpret_cast<const uint4*>(
-        tile + tile_offset<kDepth>(first + g + 8, 4 * group + t));
+    const uint4 x =
+        *reinterpret_cast<const uint4*>(tile + tile_offset<kDepth>(first + g, 4 * group + t));
+    const uint4 y =
+        *reinterpret_cast<const uint4*>(tile + tile_offset<kDepth>(first + g + 8, 4 * group + t));
 #pragma unroll
     for (int n = 0; n < kWidth / 8; ++n) {
-      const uint4 b = operand[(group * (kWidth / 8) + n) * 32 + lane];
+      const uint4 b = load_shared(operand + (group * (kWidth / 8) + n) * 32 + lane);
       mma<T>(acc[n], x.x, y.x, x.y, y.y, b.x, b.y);
       mma<T>(acc[n], x.z, y.z, x.w, y.w, b.z, b.w);
     }
@@ -227,7 +350,7 @@ __device__ inline void multiply_vector(float (&sum)[4], const RowWords<kDepth>& 
   const int t = threadIdx.x & 3;
 #pragma unroll
   for (int group = 0; group < kDepth / 32; ++group) {
-    const uint4 b = vector[4 * group + t];
+    const uint4 b = load_shared(vector + 4 * group + t);
     mma<T>(sum, x[group][0][0], x[group][1][0], x[group][0][1], x[group][1][1], b.x, b.y);
     mma<T>(sum, x[group][0][2], x[group][1][2], x[group][0][3], x[group][1][3], b.z, b.w);
   }
@@ -242,8 +365,8 @@ __device__ inline void multiply_by_rows(float (&acc)[kCount][4], const RowWords<
   for (int group = 0; group < kDepth / 32; ++group) {
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
-      const uint4 b = *reinterpret_cast<const uint4*>(
-          tile + tile_offset<kDepth>(8 * n + g, 4 * group + t));
+      const uint4 b =
+          *reinterpret_cast<const uint4*>(tile + tile_offset<kDepth>(8 * n + g, 4 * group + t));
       mma<T>(acc[n], x[group][0][0], x[group][1][0], x[group][0][1], x[group][1][1], b.x, b.y);
       mma<T>(acc[n], x[group][0][2], x[group][1][2], x[group][0][3], x[group][1][3], b.z, b.w);
     }
@@ -278,16 +401,16 @@ __device__ inline void load_channels(std::uint32_t (&a)[4], const unsigned char*
                                      int step) {
   const int lane = threadIdx.x & 31;
   const int row = 16 * step + (lane >> 4) * 8 + (lane & 7);
-  load_transposed(
-      a, shared_address(tile) + tile_offset<kWidth>(row, channel / 8 + ((lane >> 3) & 1)));
+  load_transposed(a,
+                  shared_address(tile) + tile_offset<kWidth>(row, channel / 8 + ((lane >> 3) & 1)));
 }
 
 // Starts copying kRows rows from row `first` on into a tile; zeros where valid(row) is not true and
 // from channel `dim` on. All kThreads threads of the block take part; a thread's pieces lie below
 // each other.
 template <int kRows, int kWidth, int kThreads, class T, class Valid>
-__device__ inline void copy_tile(unsigned char* tile, const T* rows, std::int64_t stride,
-                                 int first, int dim, Valid&& valid) {
+__device__ inline void copy_tile(unsigned char* tile, const T* rows, std::int64_t stride, int first,
+                                 int dim, Valid&& valid) {
   constexpr int kPieces = kWidth / 8, kStep = kThreads / kPieces;
   static_assert(kStep % 8 == 0 && kRows % kStep == 0, "the permutation repeats every 8 rows");
   const int row = static_cast<int>(threadIdx.x) / kPieces;

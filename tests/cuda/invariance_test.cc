@@ -98,7 +98,8 @@ TEST_F(CudaInvariance, BatchNeighbours) {
       for (const std::int64_t batch : {0, 2}) {
         Inputs own = conformance::make_inputs(one, one.problem.dtype);
         take_sequence(in, batch, 0, one.problem.tokens, own);
-        for (const TensorSet::Entry& entry : run_on_device(one, own).entries()) {
+        const TensorSet alone = run_on_device(one, own);
+        for (const TensorSet::Entry& entry : alone.entries()) {
           expect_rows(together.at(entry.name), batch, 0, entry.tensor,
                       entry.name + " of " + to_string(three));
         }
@@ -126,7 +127,8 @@ TEST_F(CudaInvariance, PackedEqualsSeparateCalls) {
       alone.problem.tokens = alone.problem.tokens_k = length;
       Inputs own = conformance::make_inputs(alone, alone.problem.dtype);
       take_sequence(in, 0, begin, length, own);
-      for (const TensorSet::Entry& entry : run_on_device(alone, own).entries()) {
+      const TensorSet separate = run_on_device(alone, own);
+      for (const TensorSet::Entry& entry : separate.entries()) {
         expect_rows(together.at(entry.name), 0, begin, entry.tensor,
                     entry.name + " of " + to_string(packed) + " against " + to_string(alone));
       }
@@ -147,6 +149,21 @@ TEST_F(CudaInvariance, Workspace) {
     }
     EXPECT_TRUE(memory.guards_untouched()) << to_string(c);
   });
+}
+
+// Training needs besides its tensors three states of each head, and little else.
+TEST_F(CudaInvariance, WorkspaceIsBounded) {
+  constexpr double kLittle = 64e6;
+  for (const std::string shape : {"b64h16n1024d64", "b4h16n16384d64", "b1h16n65536d64",
+                                  "b1h1n1048576d64", "b8h16n4096d128"}) {
+    for (const std::string kind : {"lln", "lln+diag64"}) {
+      for (const std::string op : kDeviceOps) {
+        const Problem p = parse_problem(op + ":bf16:cuda:" + shape + ":" + kind);
+        const double state = 4.0 * static_cast<double>(p.batch * p.heads * p.dim * (p.dim_v + 2));
+        EXPECT_LE(static_cast<double>(workspace_bytes(p)), 3 * state + kLittle) << to_string(p);
+      }
+    }
+  }
 }
 
 // Tensors that no wide load can start at: another path inside the kernels, or another kernel, and

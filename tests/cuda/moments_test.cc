@@ -55,7 +55,7 @@ class Copies {
   }
   void fetch(Tensor& x, const View& from) {
     for (const DeviceMemory& memory : memory_) {
-      if (memory.data() == from.data) memory.read(x.bytes());
+      if (memory.data() == from.data) memory.read(x.writable_bytes());
     }
   }
 
@@ -327,9 +327,6 @@ TEST_F(CudaMoments, BadLengthsAreReported) {
 // Scales and the attention that uses them in one graph, with a workspace that is given and without,
 // replayed on other data.
 TEST_F(CudaMoments, MatchingAndAttentionInOneGraph) {
-  if (kernel_names(Op::forward, DeviceKind::cuda).empty()) {
-    GTEST_SKIP() << "no CUDA kernel of the forward pass in this build";
-  }
   cudaStream_t stream = nullptr;
   ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
   Case c = make_case("forward:f32:cpu:b2h4k2n600d32:lln");

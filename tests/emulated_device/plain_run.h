@@ -102,8 +102,9 @@ inline std::vector<cuda::DeviceSequence> device_table(const CheckedCall& checked
   std::vector<cuda::DeviceSequence> table;
   std::int64_t q_job = 0, k_job = 0;
   for (const Sequence& s : checked.sequences) {
+    const bool packed = checked.call.problem.packed;  // otherwise nobody looks at the jobs
     table.push_back({s.batch, s.q_begin, s.q_tokens, s.k_begin, s.k_tokens, s.key_first, s.key_end,
-                     q_job, k_job});
+                     packed ? q_job : -1, packed ? k_job : -1});
     q_job += cuda::plain::kJobs.count(s.q_tokens);
     k_job += cuda::plain::kJobs.count(s.k_tokens);
   }

@@ -1,5 +1,5 @@
-"""tools/gpu_check on a build folder whose programs only pretend: every part is run and recorded, and
-what fails is not lost among what passes.
+"""tools/gpu_check on a build folder whose programs only pretend: every part is run and recorded,
+and what fails is not lost among what passes.
 
     gpu_check_test.py ROOT
 

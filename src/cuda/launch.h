@@ -1,0 +1,50 @@
+// Launching kernels: more than 48 KB of shared memory where asked for, and launches whose blocks
+// may start before the last ones of the previous kernel have ended (mma.cuh: wait_for_previous).
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <utility>
+
+#include "cuda/device.h"
+
+namespace lln::cuda {
+
+struct LaunchShape {
+  std::int64_t blocks = 0;
+  int threads = 0;
+  int shared = 0;
+  cudaStream_t stream = nullptr;
+  // The kernel calls wait_for_previous() before it reads what the previous one wrote, and the
+  // previous one is a kernel of the same call that called let_next_start() after waiting itself.
+  bool overlapping = false;
+};
+
+// Programmatic launches exist from compute capability 9.0 on.
+inline bool can_overlap() {
+  int index = 0;
+  check(cudaGetDevice(&index), "cudaGetDevice");
+  return compute_capability(index) >= 90;
+}
+
+template <class... Parameters, class... Arguments>
+void launch(const char* name, void (*kernel)(Parameters...), const LaunchShape& shape,
+            Arguments&&... arguments) {
+  if (shape.blocks == 0) return;
+  if (shape.shared > 48 * 1024) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared),
+          name);
+  }
+  cudaLaunchAttribute overlap;
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(shape.shared);
+  config.stream = shape.stream;
+  config.attrs = &overlap;
+  config.numAttrs = shape.overlapping && can_overlap() ? 1 : 0;
+  check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), name);
+}
+
+}  // namespace lln::cuda

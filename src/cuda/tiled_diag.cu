@@ -1,0 +1,61 @@
+// The tiled family of Diag and LLN+Diag on the host: which calls it takes and what is launched.
+// Calls that the problem does not show to be out of reach (an unaligned tensor, the gradient of a
+// parameter) go to the plain family.
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/tiled_diag.h"
+
+#include <algorithm>
+
+#include "cuda/device.h"
+#include "cuda/tiled_diag_launch.h"
+#include "cuda/tiled_plan.h"
+
+namespace lln::cuda {
+namespace {
+
+constexpr std::int64_t kMostBlock = 1 << 24;  // tokens near a block are counted in 32 bits
+
+// A block that is longer than the sequence is the sequence; a multiple of a tile needs no masks.
+std::int64_t block_of(const Problem& p) {
+  return std::min(p.diag_block, (p.tokens_k / 64 + 1) * 64);
+}
+
+std::string refusal(const Problem& p) {
+  if (!p.has_diag()) return "takes kinds diag and lln+diag alone";
+  if (std::max(p.dim, p.dim_v) > kTiledDiagWidth) {
+    return "takes dim and dim_v up to " + std::to_string(kTiledDiagWidth);
+  }
+  // Its tiles take more shared memory than others have.
+  if (p.op == Op::backward && tiled_width(p) == 128 && p.device.kind == DeviceKind::cuda &&
+      compute_capability(p.device.index) < 90) {
+    return "takes gradients of dim and dim_v above 64 from compute capability 9.0 on";
+  }
+  if (block_of(p) > kMostBlock) return "takes blocks up to " + std::to_string(kMostBlock);
+  if (p.dtype != DType::bf16 && p.dtype != DType::f16) return "takes bf16 and f16 alone";
+  return tiled_refusal(p);
+}
+
+void run(const Call& call) {
+  const Problem& p = call.problem;
+  if (!tiled_takes(call)) return plain_kernel(p.op).run(call);
+  TiledWork work = prepare_tiled(call);
+  work.tiled.call.diag_block = block_of(p);
+  const bool bf16 = p.dtype == DType::bf16;
+  if (p.has_lln() && !work.plan.state_given) {
+    (bf16 ? kTiledBf16 : kTiledF16).state(work.tiled, work.plan);
+  }
+  const TiledDiagLaunches& launches = bf16 ? kTiledDiagBf16 : kTiledDiagF16;
+  (p.op == Op::backward ? launches.backward : launches.forward)(work.tiled, work.plan);
+}
+
+}  // namespace
+
+std::vector<Kernel> tiled_diag_forward_kernels() {
+  return {{"cuda-tiled-diag", refusal, tiled_bytes, run}};
+}
+
+std::vector<Kernel> tiled_diag_backward_kernels() {
+  return {{"cuda-tiled-diag", refusal, tiled_bytes, run}};
+}
+
+}  // namespace lln::cuda

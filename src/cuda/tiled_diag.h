@@ -1,0 +1,15 @@
+// The tiled family of Diag and LLN+Diag: tensor-core kernels for 16-bit tensors whose rows are
+// whole 16-byte pieces.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <vector>
+
+#include "api/kernel.h"
+
+namespace lln::cuda {
+
+std::vector<Kernel> tiled_diag_forward_kernels();
+std::vector<Kernel> tiled_diag_backward_kernels();
+
+}  // namespace lln::cuda

@@ -1,0 +1,9 @@
+// The tiled kernels of Diag and LLN+Diag for f16.
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/tiled_diag_launch.cuh"
+
+namespace lln::cuda {
+
+const TiledDiagLaunches kTiledDiagF16 = {diag_forward_of_width<F16>, diag_backward_of_width<F16>};
+
+}  // namespace lln::cuda

@@ -1,0 +1,218 @@
+// Jobs and scratch memory of the tiled families.
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/tiled_plan.h"
+
+#include <algorithm>
+
+#include "cuda/device.h"
+#include "cuda/plain.h"
+
+namespace lln::cuda {
+namespace {
+
+// Rows whose results do not depend on how they are cut into pieces: the longest pieces that still
+// give every multiprocessor its blocks, because a block begins by reading the state of its head.
+int longest_piece_log2(const Problem& p, std::int64_t rows, int blocks_each) {
+  const std::int64_t blocks = std::int64_t{multiprocessors(p.device.index)} * blocks_each * 9 / 10;
+  int log2 = 6;
+  while (log2 < 13 && (rows >> (log2 + 1)) >= blocks) ++log2;
+  return log2;
+}
+
+// Key sums of one sequence at most; 0 where packed (TiledCall::key_pieces).
+std::int64_t key_pieces_of(const Problem& p, const Jobs& jobs) {
+  if (p.packed) return 0;
+  return p.masked ? jobs.most_of_one(p.tokens_k) : jobs.count(p.tokens_k);
+}
+
+// Key jobs, per head; with jobs of rows the same without masks.
+std::int64_t key_job_limit(const Problem& p, const Jobs& jobs) {
+  return p.packed ? jobs.most(p.tokens_k, p.sequences) : p.sequences * key_pieces_of(p, jobs);
+}
+std::int64_t row_job_limit(const Problem& p, const Jobs& jobs) {
+  return p.packed ? jobs.most(p.tokens, p.sequences) : p.sequences * jobs.count(p.tokens);
+}
+
+// TiledScratch memory, in the order in which it is used.
+class Layout {
+ public:
+  explicit Layout(std::byte* base) : base_(base) {}
+  template <class T>
+  T* take(std::int64_t count) {
+    T* const at = reinterpret_cast<T*>(base_ + bytes_);
+    bytes_ += (static_cast<std::size_t>(count) * sizeof(T) + 255) / 256 * 256;
+    return at;
+  }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* base_;
+  std::size_t bytes_ = 0;
+};
+
+StateView own_state(Layout& layout, const Problem& p) {
+  const std::int64_t heads = p.sequences * p.heads_k;
+  StateView state;
+  state.c = layout.take<float>(heads * p.dim);
+  state.c_head = p.dim;
+  state.c_sequence = p.heads_k * p.dim;
+  state.values = layout.take<float>(heads * p.dim * p.dim_v);
+  state.row = p.dim_v;
+  state.head = p.dim * p.dim_v;
+  state.sequence = p.heads_k * state.head;
+  return state;
+}
+
+StateView given_state(const AttentionSaved& saved) {
+  StateView state;
+  state.c = static_cast<float*>(saved.key_lse.data);
+  state.c_sequence = saved.key_lse.stride[0];
+  state.c_head = saved.key_lse.stride[1];
+  state.values = static_cast<float*>(saved.channel_values.data);
+  state.sequence = saved.channel_values.stride[0];
+  state.head = saved.channel_values.stride[1];
+  state.row = saved.channel_values.stride[2];
+  return state;
+}
+
+Partials partials(Layout& layout, const Problem& p, std::int64_t slots, bool exponents) {
+  Partials sums;
+  if (exponents) sums.m = layout.take<float>(slots * p.dim);
+  sums.s = layout.take<float>(slots * p.dim);
+  sums.values = layout.take<float>(slots * p.dim * p.dim_v);
+  return sums;
+}
+
+struct TiledScratch {
+  void* table = nullptr;
+  StateView state, grads;
+  Partials keys, rows;
+  float *diag_mass = nullptr, *diag_delta = nullptr;
+  std::size_t bytes = 0;
+};
+
+TiledScratch lay_out(const Problem& p, std::byte* base) {
+  Layout layout(base);
+  TiledScratch scratch;
+  scratch.table = layout.take<std::byte>(static_cast<std::int64_t>(table_bytes(p)));
+  if (p.has_lln()) {
+    const Jobs jobs = sum_jobs(p);
+    scratch.state = own_state(layout, p);
+    if (key_pieces_of(p, jobs) != 1) {
+      scratch.keys = partials(layout, p, key_job_limit(p, jobs) * p.heads_k, true);
+    }
+    if (p.op == Op::backward) {
+      scratch.grads = own_state(layout, p);
+      // The sums of the only piece are those of the sequence.
+      const bool whole = !p.packed && jobs.count(p.tokens) == 1 && p.heads == p.heads_k;
+      scratch.rows = whole ? Partials{nullptr, scratch.grads.c, scratch.grads.values}
+                           : partials(layout, p, row_job_limit(p, jobs) * p.heads, false);
+    }
+  }
+  if (p.has_diag() && p.op == Op::backward) {
+    scratch.diag_mass = layout.take<float>(p.heads * p.batch * p.tokens);
+    scratch.diag_delta = layout.take<float>(p.heads * p.batch * p.tokens);
+  }
+  scratch.bytes = layout.bytes();
+  return scratch;
+}
+
+bool aligned(const ConstView& view) {
+  return reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && view.stride[0] % 8 == 0 &&
+         view.stride[1] % 8 == 0 && view.stride[2] % 8 == 0;
+}
+
+bool aligned_state(const AttentionSaved& saved) {
+  const View& values = saved.channel_values;
+  return reinterpret_cast<std::uintptr_t>(values.data) % 16 == 0 && values.stride[0] % 4 == 0 &&
+         values.stride[1] % 4 == 0 && values.stride[2] % 4 == 0;
+}
+
+}  // namespace
+
+int tiled_width(const Problem& p) {
+  for (const std::int64_t width : kTiledWidths) {
+    if (std::max(p.dim, p.dim_v) <= width) return static_cast<int>(width);
+  }
+  return 0;
+}
+
+Jobs sum_jobs(const Problem& p) {
+  // Partial sums take dim * dim_v numbers a piece: wider heads have longer pieces, so that the sums
+  // stay a small part of the traffic.
+  return {10, tiled_width(p) <= 64 ? 10 : tiled_width(p) == 128 ? 11 : 12};
+}
+
+std::string tiled_refusal(const Problem& p) {
+  if (p.device.kind != DeviceKind::cuda) return "is for tensors on CUDA devices";
+  if (p.causal) return "is not for causal attention";
+  if (p.has_lln() && p.feature != Feature::exp) return "takes the feature map exp alone";
+  if (p.dim % 8 != 0 || p.dim_v % 8 != 0) return "needs dim and dim_v in multiples of 8";
+  return device_refusal(p.device.index);
+}
+
+bool tiled_takes(const Call& call) {
+  const AttentionGradients& grads = call.grads;
+  for (const ConstView& view : {call.in.q, call.in.k, call.in.v, ConstView(call.out.o), grads.g,
+                                ConstView(grads.dq), ConstView(grads.dk), ConstView(grads.dv)}) {
+    if (!aligned(view)) return false;
+  }
+  if (!aligned_state(call.out.saved) || !aligned_state(grads.saved)) return false;
+  for (const View& view :
+       {grads.dalpha, grads.dbeta, grads.dmix, grads.dlln_weight, grads.ddiag_weight}) {
+    if (view.given()) return false;
+  }
+  return true;
+}
+
+const Kernel& plain_kernel(Op op) {
+  static const std::vector<Kernel> forward = plain_forward_kernels();
+  static const std::vector<Kernel> backward = plain_backward_kernels();
+  return op == Op::forward ? forward.front() : backward.front();
+}
+
+std::size_t tiled_bytes(const Problem& p, int workers) {
+  return std::max(lay_out(p, nullptr).bytes, plain_kernel(p.op).workspace_bytes(p, workers));
+}
+
+TiledWork prepare_tiled(const Call& call) {
+  const Problem& p = call.problem;
+  const TiledScratch scratch = lay_out(p, call.workspace);
+  const bool backward = p.op == Op::backward;
+  const Jobs jobs = sum_jobs(p);
+  TiledWork work;
+  TiledCall& tiled = work.tiled;
+  tiled.call = make_device_call(call);
+  const int blocks_each = tiled_width(p) <= 64 ? 4 : 2;  // of the kernels, on a multiprocessor
+  const Jobs row_jobs{.every_log2 =
+                          longest_piece_log2(p, p.batch * p.heads * p.tokens, blocks_each)};
+  prepare_sequences(call, backward ? jobs : row_jobs, jobs, scratch.table, tiled.call);
+  if (p.kind == Kind::lln) tiled.call.lln_weight = {.constant = 1};
+  if (p.kind == Kind::diag) tiled.call.diag_weight = {.constant = 1};
+  const AttentionSaved& saved = backward ? call.grads.saved : call.out.saved;
+  tiled.state = saved.key_lse.given() ? given_state(saved) : scratch.state;
+  tiled.grads = scratch.grads;
+  tiled.keys = scratch.keys;
+  tiled.rows = scratch.rows;
+  tiled.diag_mass = scratch.diag_mass;
+  tiled.diag_delta = scratch.diag_delta;
+  tiled.diag_rows = p.batch * p.tokens;
+  tiled.key_pieces = static_cast<std::uint32_t>(key_pieces_of(p, jobs));
+  TiledPlan& plan = work.plan;
+  plan.width = tiled_width(p);
+  plan.whole = tiled.key_pieces == 1;
+  plan.state_given = backward && saved.key_lse.given();
+  plan.key_jobs = key_job_limit(p, jobs);
+  plan.row_jobs = tiled.call.sequences.q_job_limit;
+  if (p.packed) {
+    plan.key_rows_jobs = tiled.call.sequences.k_job_limit;
+  } else {
+    tiled.key_rows_piece_log2 =
+        longest_piece_log2(p, p.batch * p.heads_k * p.tokens_k, tiled_width(p) <= 64 ? 16 : 1);
+    plan.key_rows_jobs = p.batch * (((p.tokens_k - 1) >> tiled.key_rows_piece_log2) + 1);
+  }
+  plan.stream = static_cast<cudaStream_t>(call.stream);
+  return work;
+}
+
+}  // namespace lln::cuda
