@@ -195,6 +195,16 @@ void add_difficult_values(Table& table) {
   }
 }
 
+// So many tokens that kernels walk a sequence in several pieces; 16-bit and causal, where a state
+// is carried from piece to piece. The last one is without gradients of parameters, which go other
+// ways.
+void add_pieces(Table& table) {
+  table.add("bf16:cpu:b1h1n4200d8:lln:causal");
+  table.add("bf16:cpu:b1h1n4200d8:lln+diag64:causal");
+  table.add("bf16:cpu:b1h2k1n6300d8v16:lln+diag64:causal:masked",
+            {.keys = KeyPattern::left_padding});
+}
+
 void add_decoding(Table& table) {
   for (const char* type : kTypes) {
     for (const char* kind : {"lln", "lln+diag32", "lln+diag16:feature=elu", "lln:feature=relu",
@@ -289,6 +299,7 @@ std::vector<Case> cases() {
   add_heads_and_cross(table);
   add_difficult_values(table);
   add_decoding(table);
+  add_pieces(table);
   return std::move(table.cases);
 }
 

@@ -10,6 +10,7 @@
 #include "cuda/device.h"
 #include "cuda/plain.h"
 #include "cuda/tiled_causal_call.h"
+#include "cuda/tiled_plan.h"
 
 namespace lln::cuda {
 namespace {
@@ -48,35 +49,13 @@ std::string refusal(const Problem& p) {
   return device.empty() ? memory_refusal(p) : device;
 }
 
-bool aligned(const ConstView& view) {
-  return reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && view.stride[0] % 8 == 0 &&
-         view.stride[1] % 8 == 0 && view.stride[2] % 8 == 0;
-}
-
-bool aligned_state(const AttentionSaved& saved) {
-  const View& values = saved.channel_values;
-  return reinterpret_cast<std::uintptr_t>(values.data) % 8 == 0 && values.stride[0] % 2 == 0 &&
-         values.stride[1] % 2 == 0 && values.stride[2] % 2 == 0;
-}
-
 bool by_channel(const ConstView& weight) { return weight.given() && weight.shape[3] > 1; }
 
 bool takes(const Call& call) {
-  const AttentionGradients& grads = call.grads;
-  for (const ConstView& view : {call.in.q, call.in.k, call.in.v, ConstView(call.out.o), grads.g,
-                                ConstView(grads.dq), ConstView(grads.dk), ConstView(grads.dv)}) {
-    if (!aligned(view)) return false;
-  }
-  if (!aligned_state(call.out.saved)) return false;
-  for (const View& view :
-       {grads.dalpha, grads.dbeta, grads.dmix, grads.dlln_weight, grads.ddiag_weight}) {
-    if (view.given()) return false;
-  }
-  if (call.problem.op == Op::backward && call.problem.has_diag()) {
-    return !by_channel(call.in.mix) && !by_channel(call.in.lln_weight) &&
-           !by_channel(call.in.diag_weight);
-  }
-  return true;
+  if (!tiled_takes(call)) return false;
+  if (call.problem.op != Op::backward || !call.problem.has_diag()) return true;
+  return !by_channel(call.in.mix) && !by_channel(call.in.lln_weight) &&
+         !by_channel(call.in.diag_weight);
 }
 
 // Scratch memory, in the order in which it is used.
@@ -140,12 +119,6 @@ Scratch lay_out(const Problem& p, std::byte* base) {
   }
   scratch.bytes = layout.bytes();
   return scratch;
-}
-
-const Kernel& plain_kernel(Op op) {
-  static const std::vector<Kernel> forward = plain_forward_kernels();
-  static const std::vector<Kernel> backward = plain_backward_kernels();
-  return op == Op::forward ? forward.front() : backward.front();
 }
 
 std::size_t bytes(const Problem& p, int workers) {

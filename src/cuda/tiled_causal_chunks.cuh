@@ -54,11 +54,15 @@ struct KeyChunks {
         dim(static_cast<int>(call.dim)),
         dim_v(static_cast<int>(call.dim_v)) {}
 
-  // Masked keys come along: their exponentials are zeros, and a value that is not finite takes the
-  // head out of reach.
+  // Masked keys come along; clear_masked() is for them.
   __device__ void copy(unsigned char* k_tile, unsigned char* v_tile, int first) const {
     copy_chunk<kDim>(k_tile, k, k_stride, first, count, dim);
     copy_chunk<kDim>(v_tile, v, v_stride, first, count, dim_v);
+  }
+
+  // Whether there are such keys in a chunk.
+  __device__ bool masked(std::uint64_t valid_bits) const {
+    return sequences.mask != nullptr && valid_bits != ~std::uint64_t{0};
   }
 
   // Bit j: whether key first + j counts.
@@ -66,6 +70,23 @@ struct KeyChunks {
     return valid_keys(sequences, piece.sequence, piece.begin + first, piece.begin + count);
   }
 };
+
+// 0 in place of masked keys and their values, which need not be finite. All threads of the block
+// take part, after the copies have arrived for all.
+template <int kDim>
+__device__ inline void clear_masked(unsigned char* k_tile, unsigned char* v_tile,
+                                    std::uint64_t valid) {
+  constexpr int kPieces = kDim / 8, kStep = CausalShape<kDim>::kThreads / kPieces;
+  const int piece = static_cast<int>(threadIdx.x) % kPieces;
+#pragma unroll 1
+  for (int row = static_cast<int>(threadIdx.x) / kPieces; row < kChunk; row += kStep) {
+    if (((valid >> row) & 1) != 0) continue;
+    const std::uint32_t at = tile_offset<kDim>(row, piece);
+    *reinterpret_cast<uint4*>(k_tile + at) = {0, 0, 0, 0};
+    *reinterpret_cast<uint4*>(v_tile + at) = {0, 0, 0, 0};
+  }
+  __syncthreads();
+}
 
 // 2^(scale k) of a tile of keys; zeros for keys that do not count.
 template <int kDim>

@@ -120,10 +120,11 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 3 : 1)
     copy_wait<Shape::kStages - 2>();
     __syncthreads();
     start(chunk + Shape::kStages - 1);
-    const unsigned char* const stage = shared + chunk % Shape::kStages * Shape::kStageBytes;
-    const unsigned char* const k_tile = stage + Shape::kTileBytes;
-    const unsigned char* const v_tile = k_tile + Shape::kTileBytes;
+    unsigned char* const stage = shared + chunk % Shape::kStages * Shape::kStageBytes;
+    unsigned char* const k_tile = stage + Shape::kTileBytes;
+    unsigned char* const v_tile = k_tile + Shape::kTileBytes;
     const std::uint64_t valid = keys.valid(chunk * kChunk);
+    if (keys.masked(valid)) clear_masked<kDim>(k_tile, v_tile, valid);
     write_exponentials<kDim>(eu_tile, k_tile, beta, valid, largest_k);
     state.write_tile(state_tile);
     write_mass(state_mass, state);

@@ -191,12 +191,13 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 2 : 1)
       copy_wait<Shape::kStages - 2>();
       __syncthreads();
       start_next();
-      const unsigned char* const stage = shared + stage_index * Shape::kStageBytes;
-      const unsigned char* const k_tile = stage + Shape::kTileBytes;
-      const unsigned char* const v_tile = k_tile + Shape::kTileBytes;
+      unsigned char* const stage = shared + stage_index * Shape::kStageBytes;
+      unsigned char* const k_tile = stage + Shape::kTileBytes;
+      unsigned char* const v_tile = k_tile + Shape::kTileBytes;
       const unsigned char* const g_tile = v_tile + Shape::kTileBytes;
       const float* const statistics = reinterpret_cast<const float*>(g_tile + Shape::kTileBytes);
       stage_index = stage_index + 1 == Shape::kStages ? 0 : stage_index + 1;
+      if (keys.masked(valid)) clear_masked<kDim>(k_tile, v_tile, valid);
       write_row_weights<kDim>(y_tile, stage, statistics,
                               scale_at(call.alpha, piece.s, piece.head + head) * kLog2E, dim);
       if (head == 0) {

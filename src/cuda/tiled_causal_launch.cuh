@@ -36,7 +36,9 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 4 : 2)
     copy_wait<kSumStages - 2>();
     __syncthreads();
     start(i + kSumStages - 1);
-    add_keys<Bf16, kDim, kDim>(sums, stage(i), stage(i) + kTileBytes, scale, keys.valid(first(i)));
+    const std::uint64_t valid = keys.valid(first(i));
+    if (keys.masked(valid)) clear_masked<kDim>(stage(i), stage(i) + kTileBytes, valid);
+    add_keys<Bf16, kDim, kDim>(sums, stage(i), stage(i) + kTileBytes, scale, valid);
   }
   ChannelRows<kDim> rows;
 #pragma unroll

@@ -153,10 +153,11 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 2 : 1)
     __syncthreads();
     start(chunk + Shape::kStages - 1);
     unsigned char* const stage = shared + chunk % Shape::kStages * Shape::kStageBytes;
-    const unsigned char* const k_tile = stage + Shape::kTileBytes;
-    const unsigned char* const v_tile = k_tile + Shape::kTileBytes;
+    unsigned char* const k_tile = stage + Shape::kTileBytes;
+    unsigned char* const v_tile = k_tile + Shape::kTileBytes;
     const unsigned char* const g_tile = v_tile + Shape::kTileBytes;
     const std::uint64_t valid = keys.valid(chunk * kChunk);
+    if (keys.masked(valid)) clear_masked<kDim>(k_tile, v_tile, valid);
     const int row = chunk * kChunk + first;
     write_exponentials<kDim>(eu_tile, k_tile, beta, valid, largest_k);
     state.write_tile(state_tile);
