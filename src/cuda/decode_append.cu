@@ -173,14 +173,24 @@ __global__ void __launch_bounds__(kEndThreads)
 }
 
 template <bool kRead>
-void launch_walk(const AppendCall& a, std::int64_t blocks, cudaStream_t stream) {
+void launch_walk(const AppendCall& a, std::int64_t blocks, int device, cudaStream_t stream) {
   const auto bytes = static_cast<int>(walk_floats(a.call.shape, kRead) * 4);
+  // All that the device has, not what this call needs: other threads may be launching it too.
   check(cudaFuncSetAttribute(append_walk_kernel<kRead>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             bytes),
+                             shared_memory(device)),
         "append_walk_kernel");
   append_walk_kernel<kRead>
       <<<static_cast<unsigned>(blocks), kWalkThreads, static_cast<std::size_t>(bytes), stream>>>(a);
   check_launch("append_walk_kernel");
+}
+
+std::string append_refusal(const Problem& p) {
+  if (std::string reason = decode_refusal(p); !reason.empty()) return reason;
+  if (p.device.kind != DeviceKind::cuda || !device_refusal(p.device.index).empty()) return {};
+  const std::int64_t needed = 4 * walk_floats({p.dim, p.dim_v, p.diag_block}, true);
+  if (needed <= shared_memory(p.device.index)) return {};
+  return "needs " + std::to_string(needed) + " bytes of shared memory, a block of the device has " +
+         std::to_string(shared_memory(p.device.index));
 }
 
 void run_append(const Call& call) {
@@ -193,11 +203,11 @@ void run_append(const Call& call) {
                      most_pieces(p.tokens_k), static_cast<int>(ceil_div(p.dim_v, kWalkColumns))};
   const auto stream = static_cast<cudaStream_t>(call.stream);
   const std::int64_t blocks = slots * a.pieces * a.columns;
-  launch_walk<false>(a, blocks, stream);
+  launch_walk<false>(a, blocks, p.device.index, stream);
   append_scan_kernel<<<static_cast<unsigned>(slots * ceil_div(p.dim, kScanWarps)), kScanThreads, 0,
                        stream>>>(a);
   check_launch("append_scan_kernel");
-  if (a.call.rows) launch_walk<true>(a, blocks, stream);
+  if (a.call.rows) launch_walk<true>(a, blocks, p.device.index, stream);
   append_end_kernel<<<static_cast<unsigned>(slots), kEndThreads, 0, stream>>>(a.call);
   check_launch("append_end_kernel");
 }
@@ -213,7 +223,7 @@ std::size_t append_workspace(const Problem& p, int) {
 }  // namespace
 
 std::vector<Kernel> decode_append_kernels() {
-  return {{"cuda", decode_refusal, append_workspace, run_append}};
+  return {{"cuda", append_refusal, append_workspace, run_append}};
 }
 
 }  // namespace lln::cuda

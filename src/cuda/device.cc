@@ -37,6 +37,8 @@ struct Facts {
   std::once_flag once;
   std::string refusal;
   int multiprocessors = 0;
+  int shared_memory = 0;
+  int code_version = 0;
   int capability = 0;
   std::uint32_t* word = nullptr;  // one address for host and device
 };
@@ -65,8 +67,10 @@ void find_facts(int index, Facts& facts) {
     attribute(cudaDevAttrComputeCapabilityMajor, major);
     attribute(cudaDevAttrComputeCapabilityMinor, minor);
     attribute(cudaDevAttrMultiProcessorCount, facts.multiprocessors);
+    attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, facts.shared_memory);
     facts.capability = 10 * major + minor;
-    if (const cudaError_t status = find_code(); status == cudaErrorNoKernelImageForDevice) {
+    if (const cudaError_t status = find_code(facts.code_version);
+        status == cudaErrorNoKernelImageForDevice) {
       cudaGetLastError();
       facts.refusal = no_code_text(facts.capability);
       return;
@@ -130,6 +134,12 @@ CurrentDevice::~CurrentDevice() {
 std::string device_refusal(int index) { return facts_of(index).refusal; }
 
 int multiprocessors(int index) { return facts_of(index).multiprocessors; }
+
+int shared_memory(int index) { return facts_of(index).shared_memory; }
+
+bool can_overlap(int index) {
+  return facts_of(index).capability >= 90 && facts_of(index).code_version >= 90;
+}
 
 int compute_capability(int index) { return facts_of(index).capability; }
 

@@ -23,7 +23,11 @@ int device_count(std::string& why_none);
 
 const char* architectures();  // that this build has code for
 int multiprocessors(int index);
+int shared_memory(int index);       // bytes that a block may have
 int compute_capability(int index);  // 90 for 9.0
+// Whether kernels may overlap (launch.h): the device can, and the code that it runs knows how to
+// wait, which code compiled for older devices does not.
+bool can_overlap(int index);
 
 // Where kernels report bad values: memory of the host that a device can write, one word per device.
 // Zero: nothing to report. Kernels set bits by atomicOr.
@@ -36,7 +40,8 @@ enum class DeviceFault : std::uint32_t {
 };
 std::uint32_t* fault_word(int index);  // as the device sees it
 
-// Whether this build has code for the current device, asked of the smallest kernel there is.
-cudaError_t find_code();
+// Whether this build has code for the current device, asked of the smallest kernel there is, and
+// the compute capability that this code was compiled for.
+cudaError_t find_code(int& version);
 
 }  // namespace lln::cuda

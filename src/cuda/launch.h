@@ -3,9 +3,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <string>
 #include <utility>
 
 #include "cuda/device.h"
+#include "lln/error.h"
 
 namespace lln::cuda {
 
@@ -19,17 +21,16 @@ struct LaunchShape {
   bool overlapping = false;
 };
 
-// Programmatic launches exist from compute capability 9.0 on.
-inline bool can_overlap() {
-  int index = 0;
-  check(cudaGetDevice(&index), "cudaGetDevice");
-  return compute_capability(index) >= 90;
-}
-
 template <class... Parameters, class... Arguments>
 void launch(const char* name, void (*kernel)(Parameters...), const LaunchShape& shape,
             Arguments&&... arguments) {
   if (shape.blocks == 0) return;
+  constexpr std::int64_t kMostBlocks = 0x7FFFFFFF;
+  if (shape.blocks > kMostBlocks) {
+    throw Error(ErrorCode::unsupported, std::string(name) + ": " + std::to_string(shape.blocks) +
+                                            " blocks, a grid has at most " +
+                                            std::to_string(kMostBlocks));
+  }
   if (shape.shared > 48 * 1024) {
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared),
           name);
@@ -43,7 +44,9 @@ void launch(const char* name, void (*kernel)(Parameters...), const LaunchShape& 
   config.dynamicSmemBytes = static_cast<std::size_t>(shape.shared);
   config.stream = shape.stream;
   config.attrs = &overlap;
-  config.numAttrs = shape.overlapping && can_overlap() ? 1 : 0;
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  config.numAttrs = shape.overlapping && can_overlap(device) ? 1 : 0;
   check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), name);
 }
 

@@ -10,7 +10,7 @@ namespace lln::cuda::plain {
 
 // Pieces of a state's size are worth some hundred tokens; a walk through a piece has no more than
 // one block.
-inline constexpr Jobs kJobs{8, 10};
+inline constexpr Jobs kJobs{8, 11};
 // Blocks that share a piece where nothing is carried from tile to tile.
 inline constexpr std::int64_t kParts = 8;
 // Shared memory that a block has on every device from compute capability 8.0 on.

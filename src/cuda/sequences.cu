@@ -241,9 +241,11 @@ unsigned blocks_for(std::int64_t items, std::int64_t per_block) {
 
 }  // namespace
 
-cudaError_t find_code() {
-  cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, lengths_kernel);
+cudaError_t find_code(int& version) {
+  cudaFuncAttributes attributes{};
+  const cudaError_t status = cudaFuncGetAttributes(&attributes, lengths_kernel);
+  version = attributes.ptxVersion;
+  return status;
 }
 
 DeviceCall make_device_call(const Call& call) {

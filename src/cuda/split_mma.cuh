@@ -24,15 +24,20 @@ __device__ inline Split split(float x, float y) {
   return words;
 }
 
-// d += a b, small parts first.
+// d += a b. The tensor core cuts off what does not fit behind its sum, each time in the same
+// direction, so that the five small products are summed apart and added by an ordinary addition.
 __device__ inline void mma_split(float (&d)[4], const Split (&a)[4], const std::uint32_t (&b0)[3],
                                  const std::uint32_t (&b1)[3]) {
-  constexpr int kPairs[6][2] = {{2, 0}, {1, 1}, {0, 2}, {1, 0}, {0, 1}, {0, 0}};
+  constexpr int kPairs[5][2] = {{2, 0}, {1, 1}, {0, 2}, {1, 0}, {0, 1}};
+  float small[4] = {};
 #pragma unroll
-  for (int i = 0; i < 6; ++i) {
+  for (int i = 0; i < 5; ++i) {
     const int x = kPairs[i][0], y = kPairs[i][1];
-    mma<Bf16>(d, a[0].part[x], a[1].part[x], a[2].part[x], a[3].part[x], b0[y], b1[y]);
+    mma<Bf16>(small, a[0].part[x], a[1].part[x], a[2].part[x], a[3].part[x], b0[y], b1[y]);
   }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) d[i] += small[i];
+  mma<Bf16>(d, a[0].part[0], a[1].part[0], a[2].part[0], a[3].part[0], b0[0], b1[0]);
 }
 
 // Rows g and g + 8 of 16 rows in direct order: [group of 32 channels][half][8 channels].

@@ -22,9 +22,7 @@ int width_of(const Problem& p) { return std::max(p.dim, p.dim_v) <= 64 ? 64 : 12
 // Tiles of the wide kernels need the shared memory of the largest devices.
 std::string memory_refusal(const Problem& p) {
   constexpr int kWideBytes = 200 * 1024, kNarrowBytes = 96 * 1024;
-  int found = 0;
-  check(cudaDeviceGetAttribute(&found, cudaDevAttrMaxSharedMemoryPerBlockOptin, p.device.index),
-        "cudaDeviceGetAttribute");
+  const int found = shared_memory(p.device.index);
   const int needed = width_of(p) == 64 ? kNarrowBytes : kWideBytes;
   if (found >= needed) return "";
   return "needs " + std::to_string(needed) + " bytes of shared memory, the device has " +

@@ -25,10 +25,11 @@ std::string refusal(const Problem& p) {
   if (std::max(p.dim, p.dim_v) > kTiledDiagWidth) {
     return "takes dim and dim_v up to " + std::to_string(kTiledDiagWidth);
   }
-  // Its tiles take more shared memory than others have.
+  constexpr int kWideBytes = 200 * 1024;
   if (p.op == Op::backward && tiled_width(p) == 128 && p.device.kind == DeviceKind::cuda &&
-      compute_capability(p.device.index) < 90) {
-    return "takes gradients of dim and dim_v above 64 from compute capability 9.0 on";
+      device_refusal(p.device.index).empty() && shared_memory(p.device.index) < kWideBytes) {
+    return "takes gradients of dim and dim_v above 64 where a block has " +
+           std::to_string(kWideBytes) + " bytes of shared memory";
   }
   if (block_of(p) > kMostBlock) return "takes blocks up to " + std::to_string(kMostBlock);
   if (p.dtype != DType::bf16 && p.dtype != DType::f16) return "takes bf16 and f16 alone";

@@ -33,12 +33,12 @@ void launch_diag_backward(const TiledCall& tiled, const TiledPlan& plan) {
       LaunchShape{plan.row_jobs * call.heads, kThreads, RowsShape::kShared, plan.stream,
                   kLln && !plan.state_given},
       tiled);
-  if (kLln) launch_join_rows(tiled, plan.stream);
+  const bool joined = kLln && launch_join_rows(tiled, plan.stream);
   // The first tiles of keys are under way before the kernel waits; their rows' statistics are older
   // than the previous launch only where that is the join.
   launch("keys_diag_backward", keys_diag_backward<T, kDim, kLln>,
          LaunchShape{plan.key_rows_jobs * call.heads_k, kThreads, KeysShape::kShared, plan.stream,
-                     kLln},
+                     joined},
          tiled);
 }
 

@@ -120,15 +120,18 @@ __global__ void __launch_bounds__(kJoinThreads) join_keys(const __grid_constant_
                                       *reinterpret_cast<const float4*>(values + i * values_step));
                           });
   if (!place.inside || place.run != 0) return;
-  const float inverse = sums.mass == 0 ? 0 : 1 / sums.mass;
+  // The average of the only piece is that of the sequence, to the last bit.
+  const float inverse = sums.mass == 0 || own.count == 1 ? 0 : 1 / sums.mass;
   if (place.column == 0) {
     tiled.state.c_at(place.s, place.head)[place.channel] =
         sums.mass == 0 ? -INFINITY : (sums.m + log2f(sums.mass)) * kLn2;
   }
   float* const to =
       tiled.state.values_at(place.s, place.head) + place.channel * tiled.state.row + place.column;
-  *reinterpret_cast<float4*>(to) = {sums.values.x * inverse, sums.values.y * inverse,
-                                    sums.values.z * inverse, sums.values.w * inverse};
+  *reinterpret_cast<float4*>(to) = own.count == 1
+                                       ? *reinterpret_cast<const float4*>(values)
+                                       : float4{sums.values.x * inverse, sums.values.y * inverse,
+                                                sums.values.z * inverse, sums.values.w * inverse};
 }
 
 // dC and t of every sequence and key head: sums over the pieces of all query heads of the group.
@@ -173,13 +176,14 @@ void launch_join_keys(const TiledCall& tiled, cudaStream_t stream) {
          join_shape(tiled.call, split, stream), tiled);
 }
 
-void launch_join_rows(const TiledCall& tiled, cudaStream_t stream) {
-  if (tiled.rows.values == tiled.grads.values) return;
+bool launch_join_rows(const TiledCall& tiled, cudaStream_t stream) {
+  if (tiled.rows.values == tiled.grads.values) return false;
   const DeviceCall& call = tiled.call;
   const Sequences& all = call.sequences;
   const bool split = all.q_jobs.count(all.tokens) * (call.heads / call.heads_k) > kManyPieces;
   launch("join_rows", split ? join_rows<true> : join_rows<false>, join_shape(call, split, stream),
          tiled);
+  return true;
 }
 
 }  // namespace lln::cuda

@@ -1,7 +1,6 @@
-// The pass over keys: for each piece of a sequence and key head the sums that make (c, C), and the
-// kernel that joins the pieces. A warp owns 16 channels: the keys, transposed on their way from
-// shared memory, become the left operand after an exponential in registers, as in flash attention
-// the scores do; v is the right operand.
+// The pass over keys: for each piece of a sequence and key head the sums that make (c, C). A warp
+// owns 16 channels: the keys, transposed on their way from shared memory, become the left operand
+// after an exponential in registers, as in flash attention the scores do; v is the right operand.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -24,9 +24,10 @@ struct TiledLaunches {
   void (*backward)(const TiledCall&, const TiledPlan&);
 };
 
-// Partial sums to states: of keys, and of rows in the backward pass.
+// Partial sums to states: of keys, and of rows in the backward pass. False where nothing was
+// launched, because the partial sums are the states.
 void launch_join_keys(const TiledCall& tiled, cudaStream_t stream);
-void launch_join_rows(const TiledCall& tiled, cudaStream_t stream);
+bool launch_join_rows(const TiledCall& tiled, cudaStream_t stream);
 
 extern const TiledLaunches kTiledBf16;
 extern const TiledLaunches kTiledF16;

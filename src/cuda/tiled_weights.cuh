@@ -42,7 +42,8 @@ __device__ inline float fill_exponents(RowExponents<kDim>& exponents, const floa
     top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFU, top, step));
     least = fminf(least, __shfl_xor_sync(0xFFFFFFFFU, least, step));
   }
-  const bool folded = std::is_same_v<T, Bf16> && top - least <= kWidestSpread;
+  // Not where no channel has a key: its weights are then 0, which large e must not meet.
+  const bool folded = std::is_same_v<T, Bf16> && least <= top && top - least <= kWidestSpread;
   for (int l = static_cast<int>(threadIdx.x); l < kDim; l += static_cast<int>(blockDim.x)) {
     const float x = l < dim ? c[l] * kLog2E : -INFINITY;
     exponents.c[l] = x;

@@ -85,7 +85,7 @@ class RowsAhead {
     for (int group = 0; group < kWidth / 32; ++group) {
       offset_[group] = 32 * group + 8 * t < dim ? 32 * group + 8 * t : 0;
     }
-    load();
+    if (first < count) load();
   }
 
   __device__ void take(RowWords<kWidth>& x) {
