@@ -195,10 +195,12 @@ void add_difficult_values(Table& table) {
   }
 }
 
-// So many tokens that kernels walk a sequence in several pieces; 16-bit and causal, where a state
-// is carried from piece to piece. The last one is without gradients of parameters, which go other
-// ways.
+// So many tokens that kernels cut a sequence into several pieces, whose sums are joined or, causal,
+// carried from piece to piece; 16-bit. The last one is without gradients of parameters, which go
+// other ways.
 void add_pieces(Table& table) {
+  table.add("bf16:cpu:b1h2k1n2300d8v16:lln");
+  table.add("bf16:cpu:b1h1n2300d8:lln+diag64");
   table.add("bf16:cpu:b1h1n4200d8:lln:causal");
   table.add("bf16:cpu:b1h1n4200d8:lln+diag64:causal");
   table.add("bf16:cpu:b1h2k1n6300d8v16:lln+diag64:causal:masked",
