@@ -78,9 +78,9 @@ class RowsAhead {
 
   __device__ RowsAhead(unsigned char*, const T* rows, std::int64_t stride, int first, int step,
                        int count, int dim)
-      : stride_(stride), row_(first + (threadIdx.x & 31) / 4), step_(step), count_(count) {
-    const int t = threadIdx.x & 3;
-    rows_ = rows;
+      : half_(8 * stride), advance_(step * stride), first_(first), step_(step), count_(count) {
+    const int lane = threadIdx.x & 31, t = lane & 3;
+    at_ = rows + (first + lane / 4) * stride;
 #pragma unroll
     for (int group = 0; group < kWidth / 32; ++group) {
       offset_[group] = 32 * group + 8 * t < dim ? 32 * group + 8 * t : 0;
@@ -90,18 +90,24 @@ class RowsAhead {
 
   __device__ void take(RowWords<kWidth>& x) {
     copy_rows<kWidth>(x, next_);
-    row_ += step_;
-    if (row_ - static_cast<int>((threadIdx.x & 31) / 4) < count_) load();
+    at_ += advance_;
+    first_ += step_;
+    if (first_ < count_) load();
   }
 
  private:
   __device__ void load() {
+    const T* from[2] = {at_, at_ + half_};
+    if (first_ + 16 > count_) {
+      const int past = first_ + static_cast<int>(threadIdx.x & 31) / 4 - (count_ - 1);
+      from[0] -= max(past, 0) * (half_ / 8);
+      from[1] -= max(past + 8, 0) * (half_ / 8);
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const T* const from = rows_ + min(row_ + 8 * half, count_ - 1) * stride_;
 #pragma unroll
       for (int group = 0; group < kWidth / 32; ++group) {
-        const uint4 words = *reinterpret_cast<const uint4*>(from + offset_[group]);
+        const uint4 words = *reinterpret_cast<const uint4*>(from[half] + offset_[group]);
         next_[group][half][0] = words.x;
         next_[group][half][1] = words.y;
         next_[group][half][2] = words.z;
@@ -110,9 +116,9 @@ class RowsAhead {
     }
   }
 
-  const T* rows_;
-  std::int64_t stride_;
-  int row_, step_, count_;
+  const T* at_;
+  std::int64_t half_, advance_;
+  int first_, step_, count_;
   int offset_[kWidth / 32];
   RowWords<kWidth> next_;
 };
