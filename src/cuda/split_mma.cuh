@@ -90,7 +90,7 @@ __device__ inline void store_float_rows(float* rows, std::int64_t stride, int fi
   }
 }
 
-// The three parts of an operand, one behind the other (fill_operand of tiles.cuh).
+// The three parts of an operand, one behind the other (OperandFill of tiles.cuh).
 template <int kDepth, int kWidth>
 __device__ inline void fill_split_operand(uint4* operand, const float* matrix,
                                           std::int64_t row_stride, int depth, int width) {

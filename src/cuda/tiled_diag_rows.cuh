@@ -196,9 +196,11 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       const int column = pass * kPassWidth;
-      fill_operand<T, kDim, kPassWidth, Columns::natural>(
-          operand + pass * kPassWords, values + column, tiled.state.row, dim, dim_v - column,
-          [&](int l, int c) { return exponents.w[l] * lln_channels[column + c]; });
+      const OperandFill<T, kDim, kPassWidth, kDiagThreads> fill(values + column, tiled.state.row,
+                                                                dim, dim_v - column);
+      fill.template write<Columns::natural>(operand + pass * kPassWords, [&](int l, int c) {
+        return exponents.w[l] * lln_channels[column + c];
+      });
     }
   }
   const RowFactor lln_factor = row_factor(call.lln_weight, piece.rows.sequence, head);

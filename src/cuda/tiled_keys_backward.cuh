@@ -209,6 +209,8 @@ __global__ void __launch_bounds__(kKeysBackwardThreads<kDim>, kDim <= 64 ? 4 : 1
   wait_for_previous();
   let_next_start();
   const float* const sums = tiled.grads.values_at(rows.s, rows.head);
+  const OperandFill<T, kDim, kDim, kKeysBackwardThreads<kDim>> fill(sums, tiled.grads.row, dim,
+                                                                    dim_v);
   float factor = 1;
   if constexpr (std::is_same_v<T, F16>) {
     factor = matrix_factor(sums, tiled.grads.row, dim, dim_v, added);
@@ -229,8 +231,7 @@ __global__ void __launch_bounds__(kKeysBackwardThreads<kDim>, kDim <= 64 ? 4 : 1
     t_sums[l] = l < dim ? beta * t[l] * factors[l] : 0;
   }
   __syncthreads();
-  fill_operand<T, kDim, kDim, Columns::direct>(dc, sums, tiled.grads.row, dim, dim_v,
-                                               [&](int l, int) { return factors[l] * factor; });
+  fill.template write<Columns::direct>(dc, [&](int l, int) { return factors[l] * factor; });
   fill_operand_transposed<T, kDim, kDim, Columns::direct>(
       dc_transposed, sums, tiled.grads.row, dim_v, dim,
       [&](int, int l) { return beta * factors[l] * factor; });

@@ -139,8 +139,11 @@ int tiled_width(const Problem& p) {
 
 Jobs sum_jobs(const Problem& p) {
   // Partial sums take dim * dim_v numbers a piece: wider heads have longer pieces, so that the sums
-  // stay a small part of the traffic.
-  return {10, tiled_width(p) <= 64 ? 10 : tiled_width(p) == 128 ? 11 : 12};
+  // stay a small part of the traffic; and no head has fewer than half a thousand pieces in a million
+  // tokens, so that one alone fills the device.
+  constexpr int kLongest = 11;
+  if (tiled_width(p) > 128) return {10, 12};
+  return {10, tiled_width(p) <= 64 ? 10 : 11, kLongest};
 }
 
 std::string tiled_refusal(const Problem& p) {

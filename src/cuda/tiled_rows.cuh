@@ -110,15 +110,19 @@ __global__ void __launch_bounds__(kRowsThreads, kDim <= 64    ? 4
   wait_for_previous();
   let_next_start();
 
+  const float* const values = tiled.state.values_at(piece.s, piece.head_k);
+  using Fill = OperandFill<T, kDim, Walk::kWidth, kRowsThreads>;
+  const Fill first(values, tiled.state.row, dim, dim_v);
   const float taken_out =
       fill_exponents<T, kDim>(exponents, tiled.state.c_at(piece.s, piece.head_k), dim);
-  const float* const values = tiled.state.values_at(piece.s, piece.head_k);
+  const auto weight_of = [&](int l, int) { return exponents.w[l]; };
+  first.template write<Columns::direct>(operand, weight_of);
 #pragma unroll
-  for (int pass = 0; pass < Walk::kPasses; ++pass) {
-    fill_operand<T, kDim, Walk::kWidth, Columns::direct>(
-        operand + pass * kOperandBytes<kDim, Walk::kWidth> / 16, values + pass * Walk::kWidth,
-        tiled.state.row, dim, dim_v - pass * Walk::kWidth,
-        [&](int l, int) { return exponents.w[l]; });
+  for (int pass = 1; pass < Walk::kPasses; ++pass) {
+    const Fill more(values + pass * Walk::kWidth, tiled.state.row, dim,
+                    dim_v - pass * Walk::kWidth);
+    more.template write<Columns::direct>(operand + pass * kOperandBytes<kDim, Walk::kWidth> / 16,
+                                         weight_of);
   }
   __syncthreads();
   const Walk walk{operand,

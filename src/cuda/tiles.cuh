@@ -256,34 +256,55 @@ template <int kDepth, int kWidth>
 inline constexpr int kOperandBytes = kDepth* kWidth * 2;
 
 // From an f32 matrix [channel, column] whose rows are aligned to 16 bytes, times
-// factor(channel, column); zeros past `depth` and `width`, multiples of 8. All threads of the block
-// take part. A lane takes two rows at four columns: half a warp fills 16 banks.
-template <class T, int kDepth, int kWidth, Columns kColumns, class Factor>
-__device__ inline void fill_operand(uint4* operand, const float* matrix, std::int64_t row_stride,
-                                    int depth, int width, Factor&& factor) {
-  static_assert(kDepth % 32 == 0 && kWidth % 8 == 0);
-  auto* const words = reinterpret_cast<std::uint32_t*>(operand);
-  for (int i = static_cast<int>(threadIdx.x); i < kDepth * kWidth / 8;
-       i += static_cast<int>(blockDim.x)) {
-    const int pair = i % 16 + i / (4 * kWidth) * 16, column = i / 16 % (kWidth / 4) * 4;
-    const int channel = 2 * pair;
-    float4 low = {0, 0, 0, 0}, high = {0, 0, 0, 0};
-    if (channel < depth && column < width) {
-      low = *reinterpret_cast<const float4*>(matrix + channel * row_stride + column);
-      high = *reinterpret_cast<const float4*>(matrix + (channel + 1) * row_stride + column);
-    }
-    const float x[4] = {low.x, low.y, low.z, low.w}, y[4] = {high.x, high.y, high.z, high.w};
+// factor(channel, column); zeros past `depth` and `width`, multiples of 8. All kThreads threads of
+// the block take part, in two steps, so that the matrix is on its way while the factors are found.
+// A lane takes two rows at four columns: half a warp fills 16 banks.
+template <class T, int kDepth, int kWidth, int kThreads>
+class OperandFill {
+ public:
+  __device__ OperandFill(const float* matrix, std::int64_t row_stride, int depth, int width) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const ColumnPlace place = column_place<kColumns>(column + j);
-      const int at =
-          ((channel / 32 * (kWidth / 8) + place.n) * 32 + 4 * place.g + channel % 32 / 8) * 4 +
-          channel % 8 / 2;
-      words[at] =
-          pack<T>(x[j] * factor(channel, column + j), y[j] * factor(channel + 1, column + j));
+    for (int i = 0; i < kItems; ++i) {
+      const float4 zeros = {0, 0, 0, 0};
+      rows_[i][0] = rows_[i][1] = zeros;
+      if (channel(i) < depth && column(i) < width) {
+        const float* const from = matrix + channel(i) * row_stride + column(i);
+        rows_[i][0] = *reinterpret_cast<const float4*>(from);
+        rows_[i][1] = *reinterpret_cast<const float4*>(from + row_stride);
+      }
     }
   }
-}
+
+  template <Columns kColumns, class Factor>
+  __device__ void write(uint4* operand, Factor&& factor) const {
+    auto* const words = reinterpret_cast<std::uint32_t*>(operand);
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const int first = channel(i);
+      const float4 &low = rows_[i][0], &high = rows_[i][1];
+      const float x[4] = {low.x, low.y, low.z, low.w}, y[4] = {high.x, high.y, high.z, high.w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const ColumnPlace place = column_place<kColumns>(column(i) + j);
+        const int at =
+            ((first / 32 * (kWidth / 8) + place.n) * 32 + 4 * place.g + first % 32 / 8) * 4 +
+            first % 8 / 2;
+        words[at] =
+            pack<T>(x[j] * factor(first, column(i) + j), y[j] * factor(first + 1, column(i) + j));
+      }
+    }
+  }
+
+ private:
+  static constexpr int kItems = kDepth * kWidth / 8 / kThreads;
+  static_assert(kItems * kThreads * 8 == kDepth * kWidth);
+
+  __device__ static int item(int i) { return static_cast<int>(threadIdx.x) + i * kThreads; }
+  __device__ static int channel(int i) { return 2 * (item(i) % 16 + item(i) / (4 * kWidth) * 16); }
+  __device__ static int column(int i) { return item(i) / 16 % (kWidth / 4) * 4; }
+
+  float4 rows_[kItems][2];
+};
 
 // The same from [column, channel].
 template <class T, int kDepth, int kWidth, Columns kColumns, class Factor>
