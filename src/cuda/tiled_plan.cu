@@ -96,7 +96,7 @@ TiledScratch lay_out(const Problem& p, std::byte* base) {
   TiledScratch scratch;
   scratch.table = layout.take<std::byte>(static_cast<std::int64_t>(table_bytes(p)));
   if (p.has_lln()) {
-    const Jobs jobs = sum_jobs(p);
+    const Jobs jobs = key_jobs(p), row_jobs = row_sum_jobs(p);
     scratch.state = own_state(layout, p);
     if (key_pieces_of(p, jobs) != 1) {
       scratch.keys = partials(layout, p, key_job_limit(p, jobs) * p.heads_k, true);
@@ -104,9 +104,9 @@ TiledScratch lay_out(const Problem& p, std::byte* base) {
     if (p.op == Op::backward) {
       scratch.grads = own_state(layout, p);
       // The sums of the only piece are those of the sequence.
-      const bool whole = !p.packed && jobs.count(p.tokens) == 1 && p.heads == p.heads_k;
+      const bool whole = !p.packed && row_jobs.count(p.tokens) == 1 && p.heads == p.heads_k;
       scratch.rows = whole ? Partials{nullptr, scratch.grads.c, scratch.grads.values}
-                           : partials(layout, p, row_job_limit(p, jobs) * p.heads, false);
+                           : partials(layout, p, row_job_limit(p, row_jobs) * p.heads, false);
     }
   }
   if (p.has_diag() && p.op == Op::backward) {
@@ -137,12 +137,17 @@ int tiled_width(const Problem& p) {
   return 0;
 }
 
-Jobs sum_jobs(const Problem& p) {
+Jobs key_jobs(const Problem& p) {
   // Partial sums take dim * dim_v numbers a piece: wider heads have longer pieces, so that the sums
-  // stay a small part of the traffic; and no head has fewer than half a thousand pieces in a million
-  // tokens, so that one alone fills the device.
-  constexpr int kLongest = 11;
+  // stay a small part of the traffic.
   if (tiled_width(p) > 128) return {10, 12};
+  if (tiled_width(p) > 64) return {10, 11, 11};
+  return {10, 10};
+}
+
+Jobs row_sum_jobs(const Problem& p) {
+  // Their blocks compute more: more of them, so that a few long heads fill the device.
+  constexpr int kLongest = 11;
   return {10, tiled_width(p) <= 64 ? 10 : 11, kLongest};
 }
 
@@ -182,14 +187,14 @@ TiledWork prepare_tiled(const Call& call) {
   const Problem& p = call.problem;
   const TiledScratch scratch = lay_out(p, call.workspace);
   const bool backward = p.op == Op::backward;
-  const Jobs jobs = sum_jobs(p);
+  const Jobs jobs = key_jobs(p);
   TiledWork work;
   TiledCall& tiled = work.tiled;
   tiled.call = make_device_call(call);
   const int blocks_each = tiled_width(p) <= 64 ? 4 : 2;  // of the kernels, on a multiprocessor
   const Jobs row_jobs{.every_log2 =
                           longest_piece_log2(p, p.batch * p.heads * p.tokens, blocks_each)};
-  prepare_sequences(call, backward ? jobs : row_jobs, jobs, scratch.table, tiled.call);
+  prepare_sequences(call, backward ? row_sum_jobs(p) : row_jobs, jobs, scratch.table, tiled.call);
   if (p.kind == Kind::lln) tiled.call.lln_weight = {.constant = 1};
   if (p.kind == Kind::diag) tiled.call.diag_weight = {.constant = 1};
   const AttentionSaved& saved = backward ? call.grads.saved : call.out.saved;

@@ -11,7 +11,8 @@ namespace lln::cuda {
 int tiled_width(const Problem& p);
 
 // The jobs of the sums over keys and, in the backward pass, over rows.
-Jobs sum_jobs(const Problem& p);
+Jobs key_jobs(const Problem& p);
+Jobs row_sum_jobs(const Problem& p);
 // What all tiled families refuse; empty where they do not.
 std::string tiled_refusal(const Problem& p);
 
