@@ -4,8 +4,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/row_source.cuh"
 #include "cuda/tiled_call.h"
-#include "cuda/tiles.cuh"
 
 namespace lln::cuda {
 

@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/row_source.cuh"
 #include "cuda/tiled_weights.cuh"
 
 namespace lln::cuda {
