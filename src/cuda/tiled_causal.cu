@@ -56,23 +56,6 @@ bool takes(const Call& call) {
          !by_channel(call.in.diag_weight);
 }
 
-// Scratch memory, in the order in which it is used.
-class Layout {
- public:
-  explicit Layout(std::byte* base) : base_(base) {}
-  template <class T>
-  T* take(std::int64_t count) {
-    T* const at = reinterpret_cast<T*>(base_ + bytes_);
-    bytes_ += (static_cast<std::size_t>(count) * sizeof(T) + 255) / 256 * 256;
-    return at;
-  }
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  std::byte* base_;
-  std::size_t bytes_ = 0;
-};
-
 // Flags come first: what follows them is the plain kernels' when these are done.
 std::int64_t flag_count(const Problem& p) { return 1 + p.sequences * p.heads_k; }
 std::size_t flag_bytes(const Problem& p) {
@@ -122,18 +105,6 @@ Scratch lay_out(const Problem& p, std::byte* base) {
 std::size_t bytes(const Problem& p, int workers) {
   return std::max(lay_out(p, nullptr).bytes,
                   flag_bytes(p) + plain_kernel(p.op).workspace_bytes(p, workers));
-}
-
-StateView given_state(const AttentionSaved& saved) {
-  StateView state;
-  state.c = static_cast<float*>(saved.key_lse.data);
-  state.c_sequence = saved.key_lse.stride[0];
-  state.c_head = saved.key_lse.stride[1];
-  state.values = static_cast<float*>(saved.channel_values.data);
-  state.sequence = saved.channel_values.stride[0];
-  state.head = saved.channel_values.stride[1];
-  state.row = saved.channel_values.stride[2];
-  return state;
 }
 
 void run(const Call& call) {

@@ -33,23 +33,6 @@ std::int64_t row_job_limit(const Problem& p, const Jobs& jobs) {
   return p.packed ? jobs.most(p.tokens, p.sequences) : p.sequences * jobs.count(p.tokens);
 }
 
-// TiledScratch memory, in the order in which it is used.
-class Layout {
- public:
-  explicit Layout(std::byte* base) : base_(base) {}
-  template <class T>
-  T* take(std::int64_t count) {
-    T* const at = reinterpret_cast<T*>(base_ + bytes_);
-    bytes_ += (static_cast<std::size_t>(count) * sizeof(T) + 255) / 256 * 256;
-    return at;
-  }
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  std::byte* base_;
-  std::size_t bytes_ = 0;
-};
-
 StateView own_state(Layout& layout, const Problem& p) {
   const std::int64_t heads = p.sequences * p.heads_k;
   StateView state;
@@ -60,18 +43,6 @@ StateView own_state(Layout& layout, const Problem& p) {
   state.row = p.dim_v;
   state.head = p.dim * p.dim_v;
   state.sequence = p.heads_k * state.head;
-  return state;
-}
-
-StateView given_state(const AttentionSaved& saved) {
-  StateView state;
-  state.c = static_cast<float*>(saved.key_lse.data);
-  state.c_sequence = saved.key_lse.stride[0];
-  state.c_head = saved.key_lse.stride[1];
-  state.values = static_cast<float*>(saved.channel_values.data);
-  state.sequence = saved.channel_values.stride[0];
-  state.head = saved.channel_values.stride[1];
-  state.row = saved.channel_values.stride[2];
   return state;
 }
 
@@ -129,6 +100,18 @@ bool aligned_state(const AttentionSaved& saved) {
 }
 
 }  // namespace
+
+StateView given_state(const AttentionSaved& saved) {
+  StateView state;
+  state.c = static_cast<float*>(saved.key_lse.data);
+  state.c_sequence = saved.key_lse.stride[0];
+  state.c_head = saved.key_lse.stride[1];
+  state.values = static_cast<float*>(saved.channel_values.data);
+  state.sequence = saved.channel_values.stride[0];
+  state.head = saved.channel_values.stride[1];
+  state.row = saved.channel_values.stride[2];
+  return state;
+}
 
 int tiled_width(const Problem& p) {
   for (const std::int64_t width : kTiledWidths) {

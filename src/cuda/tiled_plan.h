@@ -13,6 +13,27 @@ int tiled_width(const Problem& p);
 // The jobs of the sums over keys and, in the backward pass, over rows.
 Jobs key_jobs(const Problem& p);
 Jobs row_sum_jobs(const Problem& p);
+
+// Scratch memory, in the order in which it is used.
+class Layout {
+ public:
+  explicit Layout(std::byte* base) : base_(base) {}
+  template <class T>
+  T* take(std::int64_t count) {
+    T* const at = reinterpret_cast<T*>(base_ + bytes_);
+    bytes_ += (static_cast<std::size_t>(count) * sizeof(T) + 255) / 256 * 256;
+    return at;
+  }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* base_;
+  std::size_t bytes_ = 0;
+};
+
+// (c, C) of the caller.
+StateView given_state(const AttentionSaved& saved);
+
 // What all tiled families refuse; empty where they do not.
 std::string tiled_refusal(const Problem& p);
 
