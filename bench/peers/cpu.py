@@ -24,7 +24,7 @@ try:
 except ImportError:
     sys.exit("bench/peers/cpu.py needs torch: pip install torch (the CPU build is enough)")
 
-from plain_attention import lln_features, lln_identity, softmax_attention
+from plain_attention import call_of, lln_features, lln_identity, softmax_attention
 from problem_text import percentile, problem_pattern, read_problems, sizes_of, softmax_flops
 
 PROBLEM = problem_pattern("cpu", "lln|softmax")
@@ -45,27 +45,13 @@ def peers_of(problem):
 
 
 def make_call(function, problem):
-    size = sizes_of(problem)
-    dtype, training = DTYPES[problem["dtype"]], problem["op"] != "forward"
+    dtype = DTYPES[problem["dtype"]]
     generator = torch.Generator().manual_seed(1)
 
     def gaussian(*shape):
         return torch.randn(*shape, generator=generator).to(dtype)
 
-    q = gaussian(size["b"], size["h"], size["n"], size["d"]).requires_grad_(training)
-    k = gaussian(size["b"], size["k"], size["m"], size["d"]).requires_grad_(training)
-    v = gaussian(size["b"], size["k"], size["m"], size["v"]).requires_grad_(training)
-    g = gaussian(size["b"], size["h"], size["n"], size["v"])
-
-    def forward():
-        return function(q, k, v, 1.5, 1.5, bool(problem["causal"]))
-
-    if problem["op"] == "forward":
-        return forward
-    if problem["op"] == "backward":
-        output = forward()
-        return lambda: torch.autograd.grad(output, (q, k, v), g, retain_graph=True)
-    return lambda: torch.autograd.grad(forward(), (q, k, v), g)
+    return call_of(function, problem, gaussian)
 
 
 def sample(call, seconds):

@@ -29,7 +29,7 @@ try:
 except ImportError:
     sys.exit("bench/peers/gpu.py needs torch with CUDA: pip install torch")
 
-from plain_attention import lln_features, lln_identity, softmax_attention
+from plain_attention import call_of, lln_features, lln_identity, softmax_attention
 from problem_text import percentile, problem_pattern, read_problems, sizes_of
 
 PROBLEM = problem_pattern("cuda(?::(?P<index>\\d+))?", r"lln|lln\+diag\d+|diag\d+|softmax")
@@ -77,26 +77,11 @@ def peers_of(problem):
 
 def make_call(function, problem, device):
     """One call on data of its own."""
-    size = sizes_of(problem)
-    training = problem["op"] != "forward"
 
     def gaussian(*shape):
         return torch.randn(*shape, device=device, dtype=DTYPES[problem["dtype"]])
 
-    q = gaussian(size["b"], size["h"], size["n"], size["d"]).requires_grad_(training)
-    k = gaussian(size["b"], size["k"], size["m"], size["d"]).requires_grad_(training)
-    v = gaussian(size["b"], size["k"], size["m"], size["v"]).requires_grad_(training)
-    g = gaussian(size["b"], size["h"], size["n"], size["v"])
-
-    def forward():
-        return function(q, k, v, 1.5, 1.5, bool(problem["causal"]))
-
-    if problem["op"] == "forward":
-        return forward
-    if problem["op"] == "backward":
-        output = forward()
-        return lambda: torch.autograd.grad(output, (q, k, v), g, retain_graph=True)
-    return lambda: torch.autograd.grad(forward(), (q, k, v), g)
+    return call_of(function, problem, gaussian)
 
 
 def data_bytes(problem):

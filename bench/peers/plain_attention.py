@@ -5,6 +5,8 @@ SPDX-License-Identifier: Apache-2.0
 
 import torch
 
+from problem_text import sizes_of
+
 
 def softmax_attention(q, k, v, alpha, beta, causal):
     return torch.nn.functional.scaled_dot_product_attention(
@@ -33,3 +35,22 @@ def lln_features(q, k, v, alpha, beta, causal):
     phi_q = torch.exp(alpha * q - (alpha * q).amax(3, keepdim=True))
     phi_k = torch.exp(beta * k - (beta * k).amax((2, 3), keepdim=True))
     return (phi_q @ (phi_k.transpose(2, 3) @ v)) / (phi_q @ phi_k.sum(2).unsqueeze(3))
+
+
+def call_of(function, problem, gaussian):
+    """One call of a problem on q, k, v and g of its own, of the shapes that gaussian() is given."""
+    size, training = sizes_of(problem), problem["op"] != "forward"
+    q = gaussian(size["b"], size["h"], size["n"], size["d"]).requires_grad_(training)
+    k = gaussian(size["b"], size["k"], size["m"], size["d"]).requires_grad_(training)
+    v = gaussian(size["b"], size["k"], size["m"], size["v"]).requires_grad_(training)
+    g = gaussian(size["b"], size["h"], size["n"], size["v"])
+
+    def forward():
+        return function(q, k, v, 1.5, 1.5, bool(problem["causal"]))
+
+    if problem["op"] == "forward":
+        return forward
+    if problem["op"] == "backward":
+        output = forward()
+        return lambda: torch.autograd.grad(output, (q, k, v), g, retain_graph=True)
+    return lambda: torch.autograd.grad(forward(), (q, k, v), g)

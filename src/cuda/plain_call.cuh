@@ -70,7 +70,7 @@ struct PlainCall {
   SavedState saved;
   bool reads_saved;  // the backward is given the state
   ParameterGradient dalpha, dbeta, weights[3];
-  bool wants_alpha, wants_beta, wants_weights;
+  bool wants_weights;
   // Not null: [sequences, heads_k], nothing but the heads where it is not 0 is computed.
   const std::uint32_t* only;
 
