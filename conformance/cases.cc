@@ -31,8 +31,9 @@ const T& rotate(const std::array<T, N>& list, std::size_t i) {
 class Table {
  public:
   // Adds forward and backward of a problem, given as its text without the op. `form` holds what is
-  // not in the text; layout, parameters, saved state and gradients rotate.
-  void add(std::string_view problem, Case form = {}) {
+  // not in the text; layout, parameters, saved state and gradients rotate. Without parameters no
+  // gradient of them is asked for, with which kernels may go other ways.
+  void add(std::string_view problem, Case form = {}, bool with_parameters = true) {
     constexpr std::array kLayouts = {Layout::bhnd, Layout::bnhd, Layout::gaps};
     constexpr std::array kForms = {ParameterForm::head, ParameterForm::sequence,
                                    ParameterForm::one};
@@ -41,7 +42,8 @@ class Table {
       form.layout = rotate(kLayouts, configurations_);
       form.parameters = rotate(kForms, configurations_ / 2);
       form.saved = form.problem.has_lln() && configurations_ % 2 == 0;
-      form.parameter_gradients = configurations_ % 3 != 1 || form.weights != WeightForm::constant;
+      form.parameter_gradients =
+          with_parameters && (configurations_ % 3 != 1 || form.weights != WeightForm::constant);
       form.quick = is_quick(form);
       cases.push_back(form);
     }
@@ -207,6 +209,54 @@ void add_pieces(Table& table) {
             {.keys = KeyPattern::left_padding});
 }
 
+// Heads as wide as models have them, in the 16-bit types, without gradients of parameters: what
+// tensor-core kernels do themselves.
+void add_model_heads(Table& table) {
+  const auto add = [&](const std::string& problem, const Case& form = {}) {
+    table.add(problem, form, false);
+  };
+  std::size_t i = 0;
+  for (const int dim : {64, 128}) {
+    for (const char* type : {"bf16", "f16"}) {
+      for (const char* kind :
+           {"lln", "diag64", "lln+diag64", "lln:causal", "lln+diag64:causal", "lln+diag16"}) {
+        add(fmt::format("{}:cpu:b2h2n200d{}:{}", type, dim, kind));
+        add(fmt::format("{}:cpu:b3h4k2n150d{}:{}:masked", type, dim, kind),
+            {.keys = std::array{KeyPattern::lengths, KeyPattern::left_padding,
+                                KeyPattern::holes}[i++ % 3]});
+      }
+    }
+    for (const KeyPattern keys :
+         {KeyPattern::lengths, KeyPattern::left_padding, KeyPattern::holes}) {
+      add(fmt::format("bf16:cpu:b3h2n70m150d{}:lln:masked", dim), {.keys = keys});
+    }
+    const std::vector<std::int64_t> patterns[] = {{0, 64, 1, 0, 135}, {200}, {3, 130, 65, 0}};
+    for (const auto& lengths : patterns) {
+      const auto tokens = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+      for (const char* kind : {"lln", "lln+diag64", "lln:causal"}) {
+        add(fmt::format("bf16:cpu:b1h4k2n{}d{}:{}:packed={}", tokens, dim, kind, lengths.size()),
+            {.lengths = lengths});
+      }
+    }
+    add(fmt::format("bf16:cpu:b1h2n80m120d{}:lln:packed=4", dim),
+        {.lengths = {30, 0, 50, 0}, .lengths_k = {0, 20, 60, 40}});
+    for (const char* shape : {"b2h2n1m300", "b1h4k1n300m1", "b1h2n5m0", "b2h8k2n64m63"}) {
+      add(fmt::format("bf16:cpu:{}d{}:lln", shape, dim));
+    }
+    for (const InputStyle style : {InputStyle::large_keys, InputStyle::constant_rows}) {
+      add(fmt::format("bf16:cpu:b1h2n130d{}:lln", dim), {.style = style});
+    }
+    for (const std::int64_t at : {0, 77, 129}) {
+      add(fmt::format("bf16:cpu:b1h2n130d{}:lln", dim),
+          {.style = InputStyle::spike, .spike_at = at});
+    }
+    add(fmt::format("bf16:cpu:b1h2k1n2300d{}:lln", dim));
+  }
+  for (const char* dims : {"d40v72", "d64v128", "d128v64", "d96v8", "d100v64"}) {
+    add(fmt::format("bf16:cpu:b2h2k1n130{}:lln", dims));
+  }
+}
+
 void add_decoding(Table& table) {
   for (const char* type : kTypes) {
     for (const char* kind : {"lln", "lln+diag32", "lln+diag16:feature=elu", "lln:feature=relu",
@@ -302,6 +352,7 @@ std::vector<Case> cases() {
   add_difficult_values(table);
   add_decoding(table);
   add_pieces(table);
+  add_model_heads(table);
   return std::move(table.cases);
 }
 

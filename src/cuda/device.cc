@@ -141,6 +141,8 @@ bool can_overlap(int index) {
   return facts_of(index).capability >= 90 && facts_of(index).code_version >= 90;
 }
 
+int code_version(int index) { return facts_of(index).code_version; }
+
 int compute_capability(int index) { return facts_of(index).capability; }
 
 std::uint32_t* fault_word(int index) { return facts_of(index).word; }

@@ -7,6 +7,7 @@
 
 #include "cuda/decode.h"
 #include "cuda/plain.h"
+#include "cuda/sm90/sm90.h"
 #include "cuda/tiled.h"
 #include "cuda/tiled_causal.h"
 #include "cuda/tiled_diag.h"
@@ -24,6 +25,7 @@ void add(std::vector<Kernel>& list, std::vector<Kernel> family) {
 
 std::vector<Kernel> cuda_forward_kernels() {
   std::vector<Kernel> list;
+  add(list, cuda::sm90_forward_kernels());
   add(list, cuda::tiled_forward_kernels());
   add(list, cuda::tiled_f32_forward_kernels());
   add(list, cuda::tiled_causal_forward_kernels());
@@ -34,6 +36,7 @@ std::vector<Kernel> cuda_forward_kernels() {
 
 std::vector<Kernel> cuda_backward_kernels() {
   std::vector<Kernel> list;
+  add(list, cuda::sm90_backward_kernels());
   add(list, cuda::tiled_backward_kernels());
   add(list, cuda::tiled_causal_backward_kernels());
   add(list, cuda::tiled_diag_backward_kernels());

@@ -41,7 +41,7 @@ __device__ inline float matrix_factor(const float* matrix, std::int64_t row_stri
   return top > 0 && top < INFINITY ? exp2f(-floorf(log2f(top))) : 1;
 }
 
-// Which keys a block of the last pass takes.
+// Which keys a job of the last pass takes.
 struct KeyRows {
   std::int64_t s = -1, head = 0;
   DeviceSequence sequence;
@@ -49,12 +49,10 @@ struct KeyRows {
   int count = 0;
 };
 
-__device__ inline KeyRows key_rows(const TiledCall& tiled) {
+__device__ inline KeyRows key_rows(const TiledCall& tiled, std::uint32_t job, std::uint32_t head) {
   const DeviceCall& call = tiled.call;
   KeyRows rows;
-  const auto heads = static_cast<std::uint32_t>(call.heads_k);
-  rows.head = blockIdx.x % heads;
-  const std::uint32_t job = blockIdx.x / heads;
+  rows.head = head;
   std::int64_t index, piece;
   if (tiled.key_rows_piece_log2 > 0) {
     piece = std::int64_t{1} << tiled.key_rows_piece_log2;
@@ -73,6 +71,12 @@ __device__ inline KeyRows key_rows(const TiledCall& tiled) {
   rows.begin = index * piece;
   rows.count = static_cast<int>(min(piece, rows.sequence.k_tokens - rows.begin));
   return rows;
+}
+
+// One block per job and key head.
+__device__ inline KeyRows key_rows(const TiledCall& tiled) {
+  const auto heads = static_cast<std::uint32_t>(tiled.call.heads_k);
+  return key_rows(tiled, blockIdx.x / heads, blockIdx.x % heads);
 }
 
 // Kn of 16 keys, packed, up to the factors that are folded into matrices: 2^(beta k), and only

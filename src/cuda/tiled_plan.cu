@@ -166,7 +166,7 @@ std::size_t tiled_bytes(const Problem& p, int workers) {
   return std::max(lay_out(p, nullptr).bytes, plain_kernel(p.op).workspace_bytes(p, workers));
 }
 
-TiledWork prepare_tiled(const Call& call) {
+TiledWork prepare_tiled(const Call& call, int row_piece_log2) {
   const Problem& p = call.problem;
   const TiledScratch scratch = lay_out(p, call.workspace);
   const bool backward = p.op == Op::backward;
@@ -175,8 +175,10 @@ TiledWork prepare_tiled(const Call& call) {
   TiledCall& tiled = work.tiled;
   tiled.call = make_device_call(call);
   const int blocks_each = tiled_width(p) <= 64 ? 4 : 2;  // of the kernels, on a multiprocessor
-  const Jobs row_jobs{.every_log2 =
-                          longest_piece_log2(p, p.batch * p.heads * p.tokens, blocks_each)};
+  const auto piece_log2 = [&](std::int64_t rows, int blocks) {
+    return row_piece_log2 != 0 ? row_piece_log2 : longest_piece_log2(p, rows, blocks);
+  };
+  const Jobs row_jobs{.every_log2 = piece_log2(p.batch * p.heads * p.tokens, blocks_each)};
   prepare_sequences(call, backward ? row_sum_jobs(p) : row_jobs, jobs, scratch.table, tiled.call);
   if (p.kind == Kind::lln) tiled.call.lln_weight = {.constant = 1};
   if (p.kind == Kind::diag) tiled.call.diag_weight = {.constant = 1};
@@ -199,7 +201,7 @@ TiledWork prepare_tiled(const Call& call) {
     plan.key_rows_jobs = tiled.call.sequences.k_job_limit;
   } else {
     tiled.key_rows_piece_log2 =
-        longest_piece_log2(p, p.batch * p.heads_k * p.tokens_k, tiled_width(p) <= 64 ? 16 : 1);
+        piece_log2(p.batch * p.heads_k * p.tokens_k, tiled_width(p) <= 64 ? 16 : 1);
     plan.key_rows_jobs = p.batch * (((p.tokens_k - 1) >> tiled.key_rows_piece_log2) + 1);
   }
   plan.stream = static_cast<cudaStream_t>(call.stream);

@@ -49,6 +49,8 @@ struct TiledWork {
   TiledCall tiled;
   TiledPlan plan;
 };
-TiledWork prepare_tiled(const Call& call);
+// row_piece_log2: of the pieces of passes over rows that do not depend on each other, so many rows a
+// piece; 0: as many as fill the device with blocks.
+TiledWork prepare_tiled(const Call& call, int row_piece_log2 = 0);
 
 }  // namespace lln::cuda

@@ -33,20 +33,25 @@ struct RowPiece {
   }
 };
 
-// Block index to piece: one block per row job and query head. s is -1 where there is no such job.
-__device__ inline RowPiece find_rows(const DeviceCall& call, std::uint32_t block) {
+// The rows of a row job and query head. s is -1 where there is no such job.
+__device__ inline RowPiece find_rows(const DeviceCall& call, std::uint32_t job,
+                                     std::uint32_t head) {
   RowPiece piece;
-  const auto heads = static_cast<std::uint32_t>(call.heads);
-  const std::uint32_t group = heads / static_cast<std::uint32_t>(call.heads_k);
-  piece.head = block % heads;
-  piece.head_k = block % heads / group;
-  const JobPlace place = find_job<false>(call.sequences, block / heads);
+  piece.head = head;
+  piece.head_k =
+      head / (static_cast<std::uint32_t>(call.heads) / static_cast<std::uint32_t>(call.heads_k));
+  const JobPlace place = find_job<false>(call.sequences, job);
   piece.s = place.s;
   piece.sequence = place.sequence;
   const std::int64_t tokens = call.sequences.q_jobs.piece(place.sequence.q_tokens);
   piece.begin = place.index * tokens;
   piece.count = static_cast<int>(min(tokens, place.sequence.q_tokens - piece.begin));
   return piece;
+}
+// One block per row job and query head.
+__device__ inline RowPiece find_rows(const DeviceCall& call, std::uint32_t block) {
+  const auto heads = static_cast<std::uint32_t>(call.heads);
+  return find_rows(call, block / heads, block % heads);
 }
 
 // The rows of a block and what they are multiplied with. Columns of v in passes of at most 128.

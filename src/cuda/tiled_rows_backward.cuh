@@ -47,8 +47,9 @@ struct RowsBackwardShape {
                                  sizeof(RowExponents<kDim>) + kTile * 4;
 };
 
-// e of 16 rows and w dW become dq (in dw) and e over the rows' sums times the rows' factors (in e);
-// delta of each row goes to deltas[row].
+// e of 16 rows and dW become dq (in dw) and e over the rows' sums times the rows' factors (in e);
+// delta of each row goes to deltas[row]. dW was made of C rounded without w: channels with the same
+// values have the same dW, and dq is 0 where it should be.
 template <class T, int kDim>
 __device__ inline void finish_rows(RowWords<kDim>& e, float (&dw)[kDim / 8][4], float* deltas,
                                    const float* w, float alpha, const float (&inverse)[2],
@@ -62,7 +63,10 @@ __device__ inline void finish_rows(RowWords<kDim>& e, float (&dw)[kDim / 8][4], 
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float2 weight = unpack<T>(e[group][half][i]);
-        const float* const x = dw[4 * group + i] + 2 * half;
+        const float2 ws = *reinterpret_cast<const float2*>(w + 32 * group + 8 * tq + 2 * i);
+        float* const x = dw[4 * group + i] + 2 * half;
+        x[0] *= ws.x;
+        x[1] *= ws.y;
         delta = fmaf(weight.x, x[0], fmaf(weight.y, x[1], delta));
       }
     }
@@ -166,7 +170,7 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, kDim <= 64 
   const Weight& weight = call.lln_weight;
   fill_operand_transposed<T, kDim, kDim, Columns::direct>(
       operand, tiled.state.values_at(piece.s, piece.head_k), tiled.state.row, dim_v, dim,
-      [&](int c, int l) { return exponents.w[l] * channel_factor(weight, piece.head, c); });
+      [&](int c, int) { return channel_factor(weight, piece.head, c); });
   const RowFactor factor_of = row_factor(weight, piece.sequence, piece.head);
   const float alpha = scale_at(call.alpha, piece.s, piece.head);
   float dc[kDim / 8][4] = {};
@@ -193,6 +197,7 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, kDim <= 64 
       careful_weights<T, kDim>(e, exponents, alpha * kLog2E, taken_out);
       multiply_vector<T, kDim>(sum, e, exponents.packed_w);
     }
+    multiply_vector<T, kDim>(sum, e, exponents.packed_rest);
     const float inverse[2] = {inverse_of(sum[0]), inverse_of(sum[2])};
     float dw[kDim / 8][4] = {};
     multiply_rows<T, kDim, kDim>(dw, g_tile, 16 * warp, operand);

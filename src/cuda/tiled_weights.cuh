@@ -19,15 +19,17 @@ struct RowExponents {
   float added[kDim];  // to the exponent: 0, or c where c spreads too far; -inf past dim
   float w[kDim];      // 0 past dim
   uint4 packed_w[kDim / 8];
+  uint4 packed_rest[kDim / 8];  // w - packed_w: sums over e w that must agree with w itself
 };
 
 // Exponents of c that spread less than this leave f32 and bf16 products far from underflow.
 inline constexpr float kWidestSpread = 60;
 
-// Fills it; all threads of the block take part. Returns the largest c that was taken out of w, the
-// same in all threads.
+// Fills it; so many threads of the block take part, whole warps, of which this one is `thread`, and
+// meet at `barrier`. Returns the largest c that was taken out of w, the same in all threads.
 template <class T, int kDim>
-__device__ inline float fill_exponents(RowExponents<kDim>& exponents, const float* c, int dim) {
+__device__ inline float fill_exponents(RowExponents<kDim>& exponents, const float* c, int dim,
+                                       int thread, int threads, int barrier) {
   const int lane = threadIdx.x & 31;
   float top = -kLargestExponent, least = kLargestExponent;
 #pragma unroll
@@ -44,19 +46,29 @@ __device__ inline float fill_exponents(RowExponents<kDim>& exponents, const floa
   }
   // Not where no channel has a key: its weights are then 0, which large e must not meet.
   const bool folded = std::is_same_v<T, Bf16> && least <= top && top - least <= kWidestSpread;
-  for (int l = static_cast<int>(threadIdx.x); l < kDim; l += static_cast<int>(blockDim.x)) {
+  for (int l = thread; l < kDim; l += threads) {
     const float x = l < dim ? c[l] * kLog2E : -INFINITY;
     exponents.c[l] = x;
     exponents.added[l] = l < dim && folded ? 0 : x;
     exponents.w[l] = l >= dim ? 0 : folded ? exp2f(x - top) : 1;
   }
-  __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < kDim / 8; i += static_cast<int>(blockDim.x)) {
-    const float* const w = exponents.w + 8 * i;
-    exponents.packed_w[i] = {pack<T>(w[0], w[1]), pack<T>(w[2], w[3]), pack<T>(w[4], w[5]),
-                             pack<T>(w[6], w[7])};
+  meet(barrier, threads);
+  for (int i = thread; i < kDim / 2; i += threads) {
+    const float2 w = *reinterpret_cast<const float2*>(exponents.w + 2 * i);
+    const std::uint32_t upper = pack<T>(w.x, w.y);
+    const float2 taken = unpack<T>(upper);
+    reinterpret_cast<std::uint32_t*>(exponents.packed_w)[i] = upper;
+    reinterpret_cast<std::uint32_t*>(exponents.packed_rest)[i] =
+        pack<T>(w.x - taken.x, w.y - taken.y);
   }
   return folded ? top : 0;
+}
+
+// The same by all threads of the block.
+template <class T, int kDim>
+__device__ inline float fill_exponents(RowExponents<kDim>& exponents, const float* c, int dim) {
+  return fill_exponents<T, kDim>(exponents, c, dim, static_cast<int>(threadIdx.x),
+                                 static_cast<int>(blockDim.x), 0);
 }
 
 // e of 16 rows with the reference that fits each of them.

@@ -1,0 +1,174 @@
+// The forward pass over rows of LLN on Hopper: o = W C. Blocks share the rows of all heads evenly,
+// each a run of neighbouring tiles, so that the operand w C is made anew only where the run enters
+// another head.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cuda/sm90/tile_stream.cuh"
+#include "cuda/tiled_rows.cuh"
+
+namespace lln::cuda::sm90 {
+
+template <int kDim>
+struct RowsShape {
+  static constexpr int kGroups = 3;  // warpgroups that compute
+  static constexpr int kConsumers = 128 * kGroups, kThreads = kConsumers + kProducerThreads;
+  static constexpr int kTileBytes = kTileRows * kDim * 2;
+  static constexpr int kSlots = kDim == 64 ? 18 : 9;
+  static_assert(kSlots % kGroups == 0);  // RingPlace
+  struct alignas(1024) Shared {
+    unsigned char tiles[kSlots][kTileBytes];
+    unsigned char operand[kDim * kDim * 2];
+    RowExponents<kDim> exponents;
+    RingBarriers<kSlots> ring;
+  };
+};
+
+// A block's run of row tiles: items are tiles of 64 rows, those of a sequence behind each other,
+// then the sequences, then the heads.
+class RowTiles {
+ public:
+  __device__ RowTiles(const DeviceCall& call, std::uint32_t jobs) : call_(call), jobs_(jobs) {
+    const std::uint64_t items = std::uint64_t{jobs} * static_cast<std::uint32_t>(call.heads);
+    item_ = static_cast<std::uint32_t>(items * blockIdx.x / gridDim.x);
+    last_ = static_cast<std::uint32_t>(items * (blockIdx.x + 1) / gridDim.x);
+    find();
+  }
+  __device__ bool more() const { return item_ < last_; }
+  __device__ const TilePlace& place() const { return place_; }
+  __device__ void next() {
+    ++item_;
+    place_.row += kTileRows;
+    place_.token += kTileRows;
+    if (place_.row < tokens_) {
+      place_.count = min(kTileRows, tokens_ - place_.row);
+    } else {
+      find();
+    }
+  }
+
+ private:
+  // The next item that has rows, from item_ on.
+  __device__ void find() {
+    for (; item_ < last_; ++item_) {
+      const RowPiece piece = find_rows(call_, item_ % jobs_, item_ / jobs_);
+      if (piece.s < 0 || piece.count <= 0) continue;
+      tokens_ = static_cast<int>(piece.sequence.q_tokens);
+      const int row = static_cast<int>(piece.begin);
+      place_ = {piece.s,
+                static_cast<int>(piece.head),
+                static_cast<int>(piece.head_k),
+                static_cast<int>(piece.sequence.batch),
+                static_cast<int>(piece.sequence.q_begin) + row,
+                row,
+                min(kTileRows, tokens_ - row)};
+      return;
+    }
+  }
+
+  const DeviceCall& call_;
+  std::uint32_t jobs_, item_, last_;
+  int tokens_ = 0;
+  TilePlace place_;
+};
+
+template <int kDim>
+__global__ void __launch_bounds__(RowsShape<kDim>::kThreads, 1)
+    rows_forward(const __grid_constant__ TiledCall tiled, const __grid_constant__ TensorMaps maps,
+                 std::uint32_t jobs) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  using Shape = RowsShape<kDim>;
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
+  const DeviceCall& call = tiled.call;
+  if (threadIdx.x == 0) shared.ring.init(1);
+  __syncthreads();
+  RowTiles tiles(call, jobs);
+  RingPlace<Shape::kSlots> ring;
+  if (threadIdx.x >= Shape::kConsumers) {
+    give_registers<kProducerRegisters>();
+    if (threadIdx.x > Shape::kConsumers) return;
+    for (; tiles.more(); tiles.next(), ring.advance()) {
+      Barrier& full = shared.ring.full[ring.slot];
+      wait(shared.ring.empty[ring.slot], ring.parity ^ 1);
+      arrive_expecting(full, Shape::kTileBytes);
+      load_tile<kDim>(shared.tiles[ring.slot], maps.q, tiles.place(), tiles.place().head, full);
+    }
+    return;
+  }
+
+  take_registers<kConsumerRegisters<Shape::kGroups>>();
+  wait_for_previous();
+  let_next_start();
+  const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
+  const int group = static_cast<int>(threadIdx.x) / 128;
+  const int first = static_cast<int>(threadIdx.x) % 128 / 32 * 16;
+  const std::uint64_t operand =
+      swizzled_operand(shared_address(shared.operand), kOperandBlockBytes<kDim>);
+  Departures<kDim, Shape::kSlots> departures(shared.ring);
+  std::int64_t s = -1;  // whose operand is in shared memory
+  int head = -1;
+  float scale = 0, taken_out = 0;
+  int before_mine = group;  // tiles of the other groups
+  for (; tiles.more(); tiles.next(), ring.advance()) {
+    const TilePlace& at = tiles.place();
+    if (at.s != s || at.head != head) {
+      s = at.s;
+      head = at.head;
+      scale = scale_at(call.alpha, s, head) * kLog2E;
+      meet(1, Shape::kConsumers);
+      const int thread = static_cast<int>(threadIdx.x);
+      taken_out = fill_exponents<Bf16, kDim>(shared.exponents, tiled.state.c_at(s, at.head_k), dim,
+                                             thread, Shape::kConsumers, 1);
+      fill_swizzled<kDim, Shape::kConsumers>(shared.operand, tiled.state.values_at(s, at.head_k),
+                                             tiled.state.row, dim, dim_v, thread,
+                                             [&](int l) { return shared.exponents.w[l]; });
+      publish_shared();
+      meet(1, Shape::kConsumers);
+    }
+    if (before_mine-- > 0) continue;
+    before_mine = Shape::kGroups - 1;
+    unsigned char* const tile = shared.tiles[ring.slot];
+    wait(shared.ring.full[ring.slot], ring.parity);
+    std::uint32_t e[kDim / 16][4];
+    float sum[4] = {};
+    read_fragments(e, tile, first);
+    exponentials(e, scale);
+    multiply_vector(sum, e, shared.exponents.packed_w);
+    if (!trusted(sum, shared.exponents)) {
+      careful_tile<kDim>(tile, first, 0, kDim / kBlockChannels, at.rows(call.q, head), call.q.token,
+                         at.count, dim, shared.exponents, scale, taken_out);
+      read_fragments(e, tile, first);
+      sum[0] = sum[2] = 0;
+      multiply_vector(sum, e, shared.exponents.packed_w);
+    }
+    float acc[kDim / 8][4];
+    products_begin();
+#pragma unroll
+    for (int step = 0; step < kDim / 16; ++step) {
+      multiply<Sum::rows>(acc, e[step], advanced(operand, 2048 * step), step > 0);
+    }
+    products_commit();
+    const float inverse[2] = {inverse_of(sum[0]), inverse_of(sum[2])};
+    products_wait<0>();
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) acc[n][i] *= inverse[i >> 1];
+    }
+    write_results(tile, first, acc);
+    publish_shared();
+    meet(2 + group, 128);
+    if (whole_rows(at, call.sequences.tokens)) {
+      departures.send(tile, maps.o, at, head);
+    } else {
+      store_some_rows<kDim>(tile, at.rows(call.o, head), call.o.token, at.count, dim_v);
+      meet(2 + group, 128);
+    }
+    departures.leave(ring.slot);
+  }
+  departures.finish();
+#endif
+}
+
+}  // namespace lln::cuda::sm90

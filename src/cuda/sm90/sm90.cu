@@ -1,0 +1,125 @@
+// The Hopper family on the host: which calls it takes and what is launched. Calls that the problem
+// does not show to be out of reach (a tensor that the copy engine cannot take) go to the tiled
+// family.
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/sm90/sm90.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "cuda/device.h"
+#include "cuda/launch.h"
+#include "cuda/sm90/keys.cuh"
+#include "cuda/sm90/keys_backward.cuh"
+#include "cuda/sm90/rows.cuh"
+#include "cuda/sm90/rows_backward.cuh"
+#include "cuda/sm90/tensor_map.h"
+#include "cuda/tiled.h"
+#include "cuda/tiled_plan.h"
+
+namespace lln::cuda {
+namespace sm90 {
+namespace {
+
+constexpr int kCapability = 90;
+constexpr int kTileLog2 = 6;
+static_assert(1 << kTileLog2 == kTileRows);
+
+std::string refusal(const Problem& p) {
+  if (p.kind != Kind::lln) return "takes kind lln alone";
+  if (p.dtype != DType::bf16) return "takes bf16 alone";
+  if (tiled_width(p) != 64 && tiled_width(p) != 128) {
+    return "takes the larger of dim and dim_v from 33 to 128";
+  }
+  if (std::max(p.tokens, p.tokens_k) > std::numeric_limits<int>::max() - kTileRows) {
+    return "takes fewer than 2^31 tokens";
+  }
+  if (std::string why = tiled_refusal(p); !why.empty()) return why;
+  if (!LLN_CODE_FOR_90A || code_version(p.device.index) != kCapability) {
+    return "is for devices of compute capability 9.0, in a build with code for 90a";
+  }
+  return "";
+}
+
+bool make_maps(TensorMaps& maps, const Problem& p, const DeviceCall& call) {
+  const TensorShape q{p.batch, p.heads, p.tokens, p.dim}, o{p.batch, p.heads, p.tokens, p.dim_v};
+  const TensorShape k{p.batch, p.heads_k, p.tokens_k, p.dim},
+      v{p.batch, p.heads_k, p.tokens_k, p.dim_v};
+  for (const TensorShape& shape : {q, k}) {
+    if (shape.batch == 0 || shape.heads == 0 || shape.tokens == 0) return false;
+  }
+  bool made = make_tensor_map(maps.q, call.q, q) && make_tensor_map(maps.k, call.k, k) &&
+              make_tensor_map(maps.v, call.v, v);
+  if (p.op == Op::forward) return made && make_tensor_map(maps.o, call.o, o);
+  return made && make_tensor_map(maps.g, call.g, o) && make_tensor_map(maps.dq, call.dq, q) &&
+         make_tensor_map(maps.dk, call.dk, k) && make_tensor_map(maps.dv, call.dv, v);
+}
+
+template <int kDim>
+struct Launches {
+  const TiledCall& tiled;
+  const TiledPlan& plan;
+  const TensorMaps& maps;
+  int multiprocessors;
+
+  template <class Shape, class... Parameters, class... Arguments>
+  void start(const char* name, void (*kernel)(Parameters...), std::int64_t items, bool overlapping,
+             const Arguments&... arguments) const {
+    launch(name, kernel,
+           LaunchShape{std::min<std::int64_t>(items, multiprocessors), Shape::kThreads,
+                       static_cast<int>(sizeof(typename Shape::Shared)), plan.stream, overlapping},
+           tiled, maps, arguments...);
+  }
+
+  void state() const {
+    const std::int64_t items = plan.key_jobs * tiled.call.heads_k;
+    start<KeysShape<kDim>>("key_sums", key_sums<kDim>, items, false,
+                           static_cast<std::uint32_t>(items), plan.whole);
+    if (!plan.whole) launch_join_keys(tiled, plan.stream);
+  }
+  void forward() const {
+    state();
+    start<RowsShape<kDim>>("rows_forward", rows_forward<kDim>, plan.row_jobs * tiled.call.heads,
+                           true, static_cast<std::uint32_t>(plan.row_jobs));
+  }
+  void backward() const {
+    if (!plan.state_given) state();
+    const std::int64_t items = plan.row_jobs * tiled.call.heads;
+    // The first kernel of a call waits for what came before it in the ordinary way.
+    start<RowsBackwardShape<kDim>>("rows_backward", rows_backward<kDim>, items, !plan.state_given,
+                                   static_cast<std::uint32_t>(items));
+    launch_join_rows(tiled, plan.stream);
+    start<KeysBackwardShape<kDim>>("keys_backward", keys_backward<kDim>,
+                                   plan.key_rows_jobs * tiled.call.heads_k, true,
+                                   static_cast<std::uint32_t>(plan.key_rows_jobs));
+  }
+};
+
+template <int kDim>
+void run_width(const Problem& p, const TiledWork& work, const TensorMaps& maps) {
+  const Launches<kDim> launches{work.tiled, work.plan, maps, multiprocessors(p.device.index)};
+  p.op == Op::forward ? launches.forward() : launches.backward();
+}
+
+void run(const Call& call) {
+  const Problem& p = call.problem;
+  static const Kernel forward = tiled_forward_kernels().front();
+  static const Kernel backward = tiled_backward_kernels().front();
+  const Kernel& tiled = p.op == Op::forward ? forward : backward;
+  TensorMaps maps;
+  if (!tiled_takes(call) || !make_maps(maps, p, make_device_call(call))) return tiled.run(call);
+  const TiledWork work = prepare_tiled(call, kTileLog2);
+  work.plan.width == 64 ? run_width<64>(p, work, maps) : run_width<128>(p, work, maps);
+}
+
+}  // namespace
+}  // namespace sm90
+
+std::vector<Kernel> sm90_forward_kernels() {
+  return {{"cuda-sm90", sm90::refusal, tiled_bytes, sm90::run}};
+}
+std::vector<Kernel> sm90_backward_kernels() {
+  return {{"cuda-sm90", sm90::refusal, tiled_bytes, sm90::run}};
+}
+
+}  // namespace lln::cuda
