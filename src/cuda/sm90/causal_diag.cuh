@@ -50,14 +50,12 @@ class Meetings {
   std::uint32_t bits_[2][2];
 };
 
-// Products of rows and keys become 2^(scale x - top of the row), 0 where they do not meet; nothing
-// is done behind the rows' own keys. Returns the tops.
+// Products of rows and keys become 2^(scale x - top of the row), 0 where they do not meet. Returns
+// the tops. Without branches, which would make the compiler wait for products under way.
 __device__ inline float2 diag_weights(PairSums& x, const Meetings& meets, float scale) {
-  const int own = warp_index() & 3;
   float top[2] = {-INFINITY, -INFINITY};
 #pragma unroll
   for (int n = 0; n < kChunk / 8; ++n) {
-    if (n / 2 > own) continue;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       x[n][i] = meets(n, i) ? x[n][i] * scale : -INFINITY;
@@ -71,24 +69,19 @@ __device__ inline float2 diag_weights(PairSums& x, const Meetings& meets, float 
   }
 #pragma unroll
   for (int n = 0; n < kChunk / 8; ++n) {
-    if (n / 2 > own) continue;
 #pragma unroll
     for (int i = 0; i < 4; ++i) x[n][i] = exp2_fast(x[n][i] - top[i >> 1]);
   }
   return {top[0], top[1]};
 }
 
-// Pairs to words; zeros behind the rows' own keys (kRowsAreKeys: before the keys' own rows).
-template <bool kRowsAreKeys>
 __device__ inline void pack_pairs(PairWords& words, const PairSums& x) {
-  const int own = warp_index() & 3;
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
-    const bool none = kRowsAreKeys ? part < own : part > own;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float* const pair = x[2 * part + (i >> 1)] + 2 * (i & 1);
-      words[part][i] = none ? 0 : pack<Bf16>(pair[0], pair[1]);
+      words[part][i] = pack<Bf16>(pair[0], pair[1]);
     }
   }
 }
@@ -103,12 +96,10 @@ struct DiagRow {
 __device__ inline void diag_row_gradients(PairWords& words, DiagRow (&rows)[2], PairSums& scores,
                                           const PairSums& dots, const Meetings& meets, float scale,
                                           const float (&weight)[2]) {
-  const int own = warp_index() & 3;
   const float2 tops = diag_weights(scores, meets, scale);
   float mass[2] = {}, delta[2] = {}, factor[2];
 #pragma unroll
   for (int n = 0; n < kChunk / 8; ++n) {
-    if (n / 2 > own) continue;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       mass[i >> 1] += scores[n][i];
@@ -126,13 +117,12 @@ __device__ inline void diag_row_gradients(PairWords& words, DiagRow (&rows)[2], 
   }
 #pragma unroll
   for (int n = 0; n < kChunk / 8; ++n) {
-    if (n / 2 > own) continue;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       scores[n][i] *= (dots[n][i] - delta[i >> 1]) * factor[i >> 1];
     }
   }
-  pack_pairs<false>(words, scores);
+  pack_pairs(words, scores);
 }
 
 // Scores of keys and rows and v g^T to w2 P (in p) and w2 P (v g^T - delta) / sqrt(dim), in words.

@@ -13,13 +13,15 @@ template <int kDim>
 struct ForwardShape : Shape<kDim> {
   using Base = Shape<kDim>;
   static constexpr int kStages = 3;
-  static constexpr int kStageBytes = 3 * Base::kTileBytes;  // q, k, v
-  // Ea, Eu, K, s, ones, weights of LLN+Diag by channels.
-  static constexpr int kShared = kStages * kStageBytes + 2 * Base::kTileBytes + Base::kStateBytes +
-                                 Base::kVectorBytes + Base::kOnesBytes + kDim * 8;
+  static constexpr int kStageBytes = 3 * Base::kTileBytes;  // q, then Ea; k, then Eu; v
+  // K and s before this chunk and the next, ones, weights of LLN+Diag by channels.
+  static constexpr int kShared = kStages * kStageBytes + 2 * Base::kStateBytes +
+                                 2 * Base::kVectorBytes + Base::kOnesBytes + kDim * 8;
 };
 
-// One block per piece and query head; the heads of a group walk the same keys.
+// One block per piece and query head; the heads of a group walk the same keys. While the tensor
+// core has a chunk's products, the threads make the exponentials of the next one, in place, and its
+// weights in the diagonal block.
 template <int kDim, bool kDiag>
 __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 2 : 1)
     causal_forward(const __grid_constant__ CausalCall causal) {
@@ -27,11 +29,9 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 2 : 1)
   using Sizes = ForwardShape<kDim>;
   constexpr int kSteps = Sizes::kSteps;
   extern __shared__ __align__(1024) unsigned char shared[];
-  unsigned char* const ea_tile = shared + Sizes::kStages * Sizes::kStageBytes;
-  unsigned char* const eu_tile = ea_tile + Sizes::kTileBytes;
-  unsigned char* const state_tile = eu_tile + Sizes::kTileBytes;
-  unsigned char* const state_mass = state_tile + Sizes::kStateBytes;
-  unsigned char* const ones = state_mass + Sizes::kVectorBytes;
+  unsigned char* const states = shared + Sizes::kStages * Sizes::kStageBytes;
+  unsigned char* const masses = states + 2 * Sizes::kStateBytes;
+  unsigned char* const ones = masses + 2 * Sizes::kVectorBytes;
   float* const channels = reinterpret_cast<float*>(ones + Sizes::kOnesBytes);
   const DeviceCall& call = causal.call;
   const CausalPiece piece = find_causal_piece<false>(call);
@@ -43,17 +43,20 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 2 : 1)
   const Bf16* const q = piece.rows<const Bf16>(call.q);
   Bf16* const o = piece.rows<Bf16>(call.o);
   const int chunks = (piece.count + kChunk - 1) / kChunk;
+  const auto stage = [&](int chunk) {
+    return shared + chunk % Sizes::kStages * Sizes::kStageBytes;
+  };
+  // Chunks behind the last one are zeros.
   const auto start = [&](int chunk) {
-    if (chunk < chunks) {
-      unsigned char* const stage = shared + chunk % Sizes::kStages * Sizes::kStageBytes;
-      const int at = chunk * kChunk;
-      copy_chunk<kDim>(stage, q, call.q.token, at, piece.count, dim);
-      copy_chunk<kDim>(stage + Sizes::kTileBytes, keys.k, keys.k_stride, at, keys.count, dim);
-      copy_chunk<kDim>(stage + 2 * Sizes::kTileBytes, keys.v, keys.v_stride, at, keys.count, dim_v);
-    }
+    unsigned char* const to = stage(chunk);
+    const int at = chunk * kChunk;
+    copy_chunk<kDim>(to, q, call.q.token, at, piece.count, dim);
+    copy_chunk<kDim>(to + Sizes::kTileBytes, keys.k, keys.k_stride, at, keys.count, dim);
+    copy_chunk<kDim>(to + 2 * Sizes::kTileBytes, keys.v, keys.v_stride, at, keys.count, dim_v);
     copy_commit();
   };
-  for (int chunk = 0; chunk < Sizes::kStages - 1; ++chunk) start(chunk);
+  start(0);
+  start(1);
   if (piece.first) zero_rows_before(o, call.o.token, piece.sequence.key_first, dim_v);
   write_ones(ones);
   ChannelRows<kDim> state;
@@ -65,46 +68,70 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 2 : 1)
   const CausalWeights weights(call, piece);
   if constexpr (kDiag) weights.write_channels<kDim>(channels);
   Largest largest_q, largest_k, largest_o;
-  const ByRows<kChunk> ea(ea_tile, 0), eu(eu_tile, 0);
-  const ByColumns<kChunk> eu_channels(eu_tile, panel);
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    copy_wait<Sizes::kStages - 2>();
-    show_products();
-    __syncthreads();
-    start(chunk + Sizes::kStages - 1);
-    unsigned char* const q_tile = shared + chunk % Sizes::kStages * Sizes::kStageBytes;
-    unsigned char* const k_tile = q_tile + Sizes::kTileBytes;
-    unsigned char* const v_tile = k_tile + Sizes::kTileBytes;
+  // What a thread has to do when its own part of a chunk has arrived.
+  const auto arrived = [&](int chunk) {
     const std::uint64_t valid = keys.valid(chunk * kChunk);
-    if (keys.masked(valid)) clear_masked<kDim>(k_tile, v_tile, valid);
-    write_state(state_tile, state);
-    write_mass(state_mass, state);
-    PairSums pairs;
-    if constexpr (kDiag) {
-      begin_products();
-      multiply<kSteps>(pairs, ByRows<kChunk>(q_tile, 0), ByRows<kChunk>(k_tile, 0), false);
-      commit_products();
-    }
-    write_keys<kDim>(eu_tile, k_tile, beta, valid, largest_k);
-    write_queries<kDim>(ea_tile, q_tile, alpha, dim, largest_q);
+    unsigned char* const k_tile = stage(chunk) + Sizes::kTileBytes;
+    if (keys.masked(valid)) clear_masked<kDim>(k_tile, k_tile + Sizes::kTileBytes, valid);
+  };
+  const auto write_exponentials = [&](int chunk, std::uint64_t valid) {
+    unsigned char* const q_tile = stage(chunk);
+    unsigned char* const k_tile = q_tile + Sizes::kTileBytes;
+    write_keys<kDim>(k_tile, k_tile, beta, valid, largest_k);
+    write_queries<kDim>(q_tile, q_tile, alpha, dim, largest_q);
+  };
+  const auto start_near = [&](PairSums& pairs, int chunk) {
+    multiply<kSteps>(pairs, ByRows<kChunk>(stage(chunk), 0),
+                     ByRows<kChunk>(stage(chunk) + Sizes::kTileBytes, 0), false);
+    commit_products();
+  };
+  const auto finish_near = [&](PairWords& words, PairSums& pairs, std::uint64_t valid) {
+    settle(pairs);
+    __syncthreads();  // all have read q and k
+    diag_weights(pairs, Meetings::of_rows(causal.diag_log2, valid), weights.diag_scale);
+    pack_pairs(words, pairs);
+  };
+  PairWords near, next_near;
+  copy_wait<0>();
+  arrived(0);
+  arrived(1);
+  std::uint64_t next_valid = keys.valid(0);
+  if constexpr (kDiag) {
     show_products();
-    PairWords near;
-    if constexpr (kDiag) {
-      wait_products<0>();
-      settle(pairs);
-      diag_weights(pairs, Meetings::of_rows(causal.diag_log2, valid), weights.diag_scale);
-      pack_pairs<false>(near, pairs);
-    }
     __syncthreads();
-    PairSums acc, part;
-    float mass[4], part_mass[4];
-    const ByColumns<kChunk> values(v_tile, panel);
-    const Ones one(ones);
+    PairSums pairs;
     begin_products();
+    start_near(pairs, 0);
+    wait_products<0>();
+    finish_near(next_near, pairs, next_valid);
+  }
+  write_exponentials(0, next_valid);
+  write_state(states, state);
+  write_mass(masses, state);
+  show_products();
+  __syncthreads();
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    start(chunk + 2);
+    unsigned char* const v_tile = stage(chunk) + 2 * Sizes::kTileBytes;
+    const ByRows<kChunk> ea(stage(chunk), 0), eu(stage(chunk) + Sizes::kTileBytes, 0);
+    const ByColumns<kChunk> eu_channels(stage(chunk) + Sizes::kTileBytes, 64 * panel);
+    const ByColumns<kChunk> values(v_tile, 64 * panel);
+    const Ones one(ones);
+    PairSums pairs, acc, part, next_pairs;
+    float mass[4], part_mass[4];
+    if constexpr (kDiag) {
+#pragma unroll
+      for (int i = 0; i < 4 * kParts; ++i) near[i / 4][i % 4] = next_near[i / 4][i % 4];
+    }
+    // No branches while products are under way: the compiler would wait for them.
+    next_valid = keys.valid((chunk + 1) * kChunk);
+    begin_products();
+    if constexpr (kDiag) start_near(next_pairs, chunk + 1);
     multiply<kSteps>(pairs, ea, eu, false);
     commit_products();
-    multiply<kSteps>(acc, ea, ByColumns<kDim>(state_tile, panel), false);
-    multiply<kSteps>(mass, ea, Narrow(state_mass), false);
+    multiply<kSteps>(acc, ea,
+                     ByColumns<kDim>(states + (chunk & 1) * Sizes::kStateBytes, 64 * panel), false);
+    multiply<kSteps>(mass, ea, Narrow(masses + (chunk & 1) * Sizes::kVectorBytes), false);
     if constexpr (kDiag) {
       multiply_words(part, near, values, false);
       multiply_words(part_mass, near, one, false);
@@ -113,6 +140,11 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 2 : 1)
     multiply<kParts>(state.values, eu_channels, ByColumns<kChunk>(v_tile, 0), true);
     multiply<kParts>(state.mass, eu_channels, one, true);
     commit_products();
+    if constexpr (kDiag) {
+      wait_products<3>();
+      finish_near(next_near, next_pairs, next_valid);
+    }
+    write_exponentials(chunk + 1, next_valid);
     wait_products<2>();
     settle(pairs);
     PairWords words;
@@ -127,6 +159,8 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 2 : 1)
     settle(words);
     settle(state.values);
     settle(state.mass);
+    write_state(states + (~chunk & 1) * Sizes::kStateBytes, state);
+    write_mass(masses + (~chunk & 1) * Sizes::kVectorBytes, state);
     const int row = chunk * kChunk + first;
     if constexpr (kDiag) {
       settle(part);
@@ -151,6 +185,10 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 2 : 1)
       }
     }
     store_natural(o, call.o.token, row, piece.count, 64 * panel, dim_v, acc, largest_o);
+    copy_wait<0>();
+    arrived(chunk + 2);
+    show_products();
+    __syncthreads();
   }
   bool good = largest_q.at_most(kLargestModerate / fabsf(alpha)) &&
               largest_k.at_most(kLargestModerate / fabsf(beta)) && largest_o.at_most(kLargestBf16);

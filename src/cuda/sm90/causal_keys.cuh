@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 2 : 1)
   Largest largest, seen;
   int stage_index = 0;
   const ByRows<kChunk> eu_rows(eu_tile, 0);
-  const ByColumns<kChunk> y_channels(y_tile, panel);
+  const ByColumns<kChunk> y_channels(y_tile, 64 * panel);
   for (int chunk = chunks - 1; chunk >= 0; --chunk) {
     const std::uint64_t valid = keys.valid(chunk * kChunk);
     PairSums du, dv_acc, near;
@@ -127,9 +127,13 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 2 : 1)
       const float* const statistics =
           reinterpret_cast<const float*>(all_statistics + stage_index * Sizes::kStatisticsBytes);
       stage_index = stage_index + 1 == Sizes::kStages ? 0 : stage_index + 1;
-      if (keys.masked(valid)) clear_masked<kDim>(k_tile, v_tile, valid);
+      if (keys.masked(valid)) {
+        clear_masked<kDim>(k_tile, v_tile, valid);
+        show_products();
+        __syncthreads();
+      }
       const ByRows<kChunk> v_rows(v_tile, 0);
-      const ByColumns<kChunk> g_columns(g_tile, panel);
+      const ByColumns<kChunk> g_columns(g_tile, 64 * panel);
       if (head == 0) {
         write_state(sum_tile, sums);
         if (t == 0) {
@@ -169,11 +173,11 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 2 : 1)
       commit_products();
       if (head == 0) {
         multiply<kSteps>(du, v_rows, ByRows<kDim>(sum_tile, 64 * panel), false);
-        multiply<kSteps>(dv_acc, eu_rows, ByColumns<kDim>(sum_tile, panel), false);
+        multiply<kSteps>(dv_acc, eu_rows, ByColumns<kDim>(sum_tile, 64 * panel), false);
       }
       if constexpr (kDiag) {
         if constexpr (kGrouped) {
-          multiply_words(near, ds, ByColumns<kChunk>(q_tile, panel), head > 0);
+          multiply_words(near, ds, ByColumns<kChunk>(q_tile, 64 * panel), head > 0);
         }
         multiply_words(dv_acc, p, g_columns, true);
       }
@@ -236,7 +240,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 2 : 1)
     }
     if constexpr (kDiag && !kGrouped) {
       begin_products();
-      multiply_words(du, ds, ByColumns<kChunk>(near_queries, panel), true);
+      multiply_words(du, ds, ByColumns<kChunk>(near_queries, 64 * panel), true);
       commit_products();
       wait_products<0>();
       settle(du);

@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 2 : 1)
   const CausalWeights weights(call, piece);
   const std::int64_t statistics = statistics_at(causal, piece, piece.head);
   Largest largest_q, largest_k, largest_dq;
-  const ByColumns<kChunk> eu_channels(eu_tile, panel);
+  const ByColumns<kChunk> eu_channels(eu_tile, 64 * panel);
   for (int chunk = 0; chunk < chunks; ++chunk) {
     copy_wait<Sizes::kStages - 2>();
     show_products();
@@ -101,7 +101,11 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 2 : 1)
     unsigned char* const v_tile = k_tile + Sizes::kTileBytes;
     unsigned char* const g_tile = v_tile + Sizes::kTileBytes;
     const std::uint64_t valid = keys.valid(chunk * kChunk);
-    if (keys.masked(valid)) clear_masked<kDim>(k_tile, v_tile, valid);
+    if (keys.masked(valid)) {
+      clear_masked<kDim>(k_tile, v_tile, valid);
+      show_products();
+      __syncthreads();
+    }
     const int row = chunk * kChunk + first;
     const ByRows<kChunk> g_rows(g_tile, 0);
     write_state(state_tile, state);
@@ -199,7 +203,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 2 : 1)
     }
     if constexpr (kDiag) {
       begin_products();
-      multiply_words(x, near, ByColumns<kChunk>(k_tile, panel), true);
+      multiply_words(x, near, ByColumns<kChunk>(k_tile, 64 * panel), true);
       commit_products();
     }
     if constexpr (kSums) {
@@ -207,7 +211,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 2 : 1)
         write_left<kChunk>(q_tile, ea, first, panel);
         show_products();
         __syncthreads();
-        const ByColumns<kChunk> y(q_tile, panel);
+        const ByColumns<kChunk> y(q_tile, 64 * panel);
         begin_products();
         multiply<kParts>(sums.values, y, ByColumns<kChunk>(g_tile, 0), true);
         multiply<kParts>(sums.mass, y, Narrow(row_delta), true);

@@ -26,6 +26,7 @@ struct Shape {
 };
 
 // The 16-byte pieces of a tile of 64 rows that a thread takes: below each other, 16 rows apart.
+// Tiles are copied and changed by the same threads, which need not wait for others then.
 template <int kDim>
 struct Pieces {
   static constexpr int kCount = kChunk / 16;
@@ -56,8 +57,7 @@ __device__ inline void copy_chunk(unsigned char* tile, const Bf16* rows, std::in
   }
 }
 
-// 0 in place of masked keys and their values, which need not be finite. All threads of the block
-// take part, after the copies have arrived for all.
+// 0 in place of masked keys and their values, which need not be finite, by those who copied them.
 template <int kDim>
 __device__ inline void clear_masked(unsigned char* k_tile, unsigned char* v_tile,
                                     std::uint64_t valid) {
@@ -68,8 +68,6 @@ __device__ inline void clear_masked(unsigned char* k_tile, unsigned char* v_tile
     *reinterpret_cast<uint4*>(k_tile + own.at(i)) = {0, 0, 0, 0};
     *reinterpret_cast<uint4*>(v_tile + own.at(i)) = {0, 0, 0, 0};
   }
-  show_products();
-  __syncthreads();
 }
 
 // 2^(scale k) of a tile of keys; zeros for keys that do not count, which are zeros in the tile too.
@@ -86,8 +84,9 @@ __device__ inline void write_keys(unsigned char* to, const unsigned char* k_tile
     largest.see(words.w);
     words = {exponentials(words.x, scale), exponentials(words.y, scale),
              exponentials(words.z, scale), exponentials(words.w, scale)};
-    if (((valid >> own.row_at(i)) & 1) == 0) words = {0, 0, 0, 0};
-    *reinterpret_cast<uint4*>(to + own.at(i)) = words;
+    const std::uint32_t kept = 0U - static_cast<std::uint32_t>((valid >> own.row_at(i)) & 1);
+    *reinterpret_cast<uint4*>(to + own.at(i)) = {words.x & kept, words.y & kept, words.z & kept,
+                                                 words.w & kept};
   }
 }
 
@@ -96,6 +95,7 @@ template <int kDim>
 __device__ inline void write_queries(unsigned char* to, const unsigned char* q_tile, float scale,
                                      int dim, Largest& largest) {
   const Pieces<kDim> own;
+  const std::uint32_t kept = 8 * own.piece < dim ? ~0U : 0U;
 #pragma unroll
   for (int i = 0; i < own.kCount; ++i) {
     uint4 words = *reinterpret_cast<const uint4*>(q_tile + own.at(i));
@@ -105,8 +105,8 @@ __device__ inline void write_queries(unsigned char* to, const unsigned char* q_t
     largest.see(words.w);
     words = {exponentials(words.x, scale), exponentials(words.y, scale),
              exponentials(words.z, scale), exponentials(words.w, scale)};
-    if (8 * own.piece >= dim) words = {0, 0, 0, 0};
-    *reinterpret_cast<uint4*>(to + own.at(i)) = words;
+    *reinterpret_cast<uint4*>(to + own.at(i)) = {words.x & kept, words.y & kept, words.z & kept,
+                                                 words.w & kept};
   }
 }
 
@@ -188,27 +188,27 @@ __device__ inline void write_zeros(unsigned char* to, int bytes) {
 }
 
 // Sums of pairs to words: those of keys up to the row (kRowsAreKeys: of rows from the key on)
-// stay, the others become 0.
+// stay, the others become 0. Without branches, which would make the compiler wait for products
+// under way.
 template <bool kRowsAreKeys>
 __device__ inline void pack_triangle(PairWords& words, const PairSums& sums) {
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, own = warp_index() & 3;
+  std::uint32_t diagonal[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = g + 8 * (i & 1), column = 2 * t + 8 * (i >> 1);
+    const bool low = kRowsAreKeys ? column >= row : column <= row;
+    const bool high = kRowsAreKeys ? column + 1 >= row : column + 1 <= row;
+    diagonal[i] = (low ? 0x0000FFFFU : 0U) | (high ? 0xFFFF0000U : 0U);
+  }
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
+    const std::uint32_t all = (kRowsAreKeys ? part > own : part < own) ? ~0U : 0U;
+    const std::uint32_t some = part == own ? ~0U : 0U;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float* const pair = sums[2 * part + (i >> 1)] + 2 * (i & 1);
-      words[part][i] = pack<Bf16>(pair[0], pair[1]);
-    }
-    if (kRowsAreKeys ? part < own : part > own) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) words[part][i] = 0;
-    } else if (part == own) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = g + 8 * (i & 1), column = 2 * t + 8 * (i >> 1);
-        if (kRowsAreKeys ? column < row : column > row) words[part][i] &= 0xFFFF0000U;
-        if (kRowsAreKeys ? column + 1 < row : column + 1 > row) words[part][i] &= 0x0000FFFFU;
-      }
+      words[part][i] = pack<Bf16>(pair[0], pair[1]) & (all | (some & diagonal[i]));
     }
   }
 }
