@@ -12,12 +12,12 @@ template <int kDim, bool kDiag>
 void backward_of_width(const CausalCall& causal, const CausalPlan& plan) {
   const auto rows = plan.pieces ? causal_rows<kDim, kDiag, true> : causal_rows<kDim, kDiag, false>;
   if (plan.pieces) launch_before<kDim>(causal, plan);
-  launch("causal_rows", rows, plan.jobs * causal.call.heads, Shape<kDim>::kThreads,
+  launch("causal_rows", rows, plan.jobs * causal.call.heads, Shape<kDim>::kTeam,
          RowsShape<kDim>::kShared, plan.stream, causal);
   if (plan.pieces) launch_join_behind(causal, plan);
   const auto keys = causal.call.heads == causal.call.heads_k ? causal_keys<kDim, kDiag, false>
                                                              : causal_keys<kDim, kDiag, true>;
-  launch("causal_keys", keys, plan.jobs * causal.call.heads_k, Shape<kDim>::kThreads,
+  launch("causal_keys", keys, plan.jobs * causal.call.heads_k, Shape<kDim>::kTeam,
          KeysShape<kDim>::kShared, plan.stream, causal);
 }
 

@@ -13,7 +13,7 @@ void forward_of_width(const CausalCall& causal, const CausalPlan& plan) {
   if (plan.pieces) launch_before<kDim>(causal, plan);
   const auto kernel =
       causal.call.kind == Kind::lln ? causal_forward<kDim, false> : causal_forward<kDim, true>;
-  launch("causal_forward", kernel, plan.jobs * causal.call.heads, Shape<kDim>::kThreads,
+  launch("causal_forward", kernel, plan.jobs * causal.call.heads, ForwardShape<kDim>::kThreads,
          ForwardShape<kDim>::kShared, plan.stream, causal);
 }
 

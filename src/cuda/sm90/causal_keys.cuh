@@ -61,7 +61,8 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 2 : 1)
   if (piece.s < 0) return;
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
   const int warp = warp_index(), lane = threadIdx.x & 31, t = lane & 3;
-  const int first = 16 * (warp & 3), panel = warp >> 2;  // keys and channels of this warp
+  const int first = 16 * (warp & 3),
+            panel = Sizes::kGroups == 1 ? 0 : warp >> 2;  // keys and channels of this warp
   const int group = kGrouped ? static_cast<int>(static_cast<std::uint32_t>(call.heads) /
                                                 static_cast<std::uint32_t>(call.heads_k))
                              : 1;
@@ -97,7 +98,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 2 : 1)
     zero_rows_before(dk, call.dk.token, piece.sequence.key_first, dim);
     zero_rows_before(dv, call.dv.token, piece.sequence.key_first, dim_v);
   }
-  write_zeros<Sizes::kThreads>(row_delta, Sizes::kDeltaBytes);
+  write_zeros<Sizes::kTeam>(row_delta, Sizes::kDeltaBytes);
   __syncthreads();
   ChannelRows<kDim> sums;
   if (!piece.last) {

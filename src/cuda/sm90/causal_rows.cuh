@@ -59,7 +59,8 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 2 : 1)
   if (piece.s < 0) return;
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
   const int warp = warp_index(), lane = threadIdx.x & 31, t = lane & 3;
-  const int first = 16 * (warp & 3), panel = warp >> 2;  // rows and channels of this warp
+  const int first = 16 * (warp & 3),
+            panel = Sizes::kGroups == 1 ? 0 : warp >> 2;  // rows and channels of this warp
   const KeyChunks<kDim> keys(call, piece);
   const Bf16* const q = piece.rows<const Bf16>(call.q);
   const Bf16* const g = piece.rows<const Bf16>(call.g);
@@ -79,8 +80,8 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 2 : 1)
   for (int chunk = 0; chunk < Sizes::kStages - 1; ++chunk) start(chunk);
   if (piece.first) zero_rows_before(dq, call.dq.token, piece.sequence.key_first, dim);
   write_ones(ones);
-  write_triangle<Sizes::kThreads>(triangle);
-  if constexpr (kSums) write_zeros<Sizes::kThreads>(row_delta, Sizes::kDeltaBytes);
+  write_triangle<Sizes::kTeam>(triangle);
+  if constexpr (kSums) write_zeros<Sizes::kTeam>(row_delta, Sizes::kDeltaBytes);
   ChannelRows<kDim> state, sums;
   if (!piece.first) {
     state.read(causal.before, piece.slot * call.heads_k + piece.head_k, dim, dim_v);

@@ -16,7 +16,7 @@ using PairSums = float[kChunk / 8][4];
 
 template <int kDim>
 struct Shape {
-  static constexpr int kThreads = 2 * kDim;  // a warpgroup for 64 columns, or channels
+  static constexpr int kTeam = 2 * kDim;  // threads: a warpgroup for 64 columns, or channels
   static constexpr int kGroups = kDim / 64;
   static constexpr int kSteps = kDim / 16;
   static constexpr int kTileBytes = kChunk * kDim * 2;
@@ -25,8 +25,8 @@ struct Shape {
   static constexpr int kOnesBytes = 256;
 };
 
-// The 16-byte pieces of a tile of 64 rows that a thread takes: below each other, 16 rows apart.
-// Tiles are copied and changed by the same threads, which need not wait for others then.
+// The 16-byte pieces of a tile of 64 rows that a thread of a team takes: below each other, 16 rows
+// apart. Tiles are copied and changed by the same threads, which need not wait for others then.
 template <int kDim>
 struct Pieces {
   static constexpr int kCount = kChunk / 16;
@@ -34,7 +34,7 @@ struct Pieces {
   std::uint32_t offset;
 
   __device__ Pieces()
-      : row(static_cast<int>(threadIdx.x) / (kDim / 8)),
+      : row(static_cast<int>(threadIdx.x) % Shape<kDim>::kTeam / (kDim / 8)),
         piece(static_cast<int>(threadIdx.x) % (kDim / 8)),
         offset(panel_offset<kChunk>(row, piece)) {}
   __device__ int row_at(int i) const { return row + 16 * i; }
