@@ -143,7 +143,7 @@ void run(const Call& call) {
   run_plain_heads(again, causal.flags);
 }
 
-// Both have the same interface and arithmetic; those of compute capability 9.0 come first.
+// The same walks twice; those of compute capability 9.0 come first.
 std::vector<Kernel> kernels() {
   return {
       {"cuda-sm90-causal", sm90_refusal, bytes,

@@ -79,14 +79,14 @@ struct ByRows {
     return base + (((i >> 2) * (kRows * kPanelRow) + (i & 3) * 32) >> 4);
   }
 };
-// Columns of a tile from column `first` (a multiple of 32) on, summed over its rows.
+// Columns of a tile from column `first` (a multiple of 64) on, summed over its rows.
 template <int kRows>
 struct ByColumns {
   std::uint64_t base;
   static constexpr int kTransposed = 1;
   __device__ ByColumns(const unsigned char* tile, int first)
-      : base(describe(shared_address(tile) + first / 64 * (kRows * kPanelRow) + first % 64 * 2,
-                      kRows * kPanelRow, 8 * kPanelRow, true)) {}
+      : base(describe(shared_address(tile) + first / 64 * (kRows * kPanelRow), kRows * kPanelRow,
+                      8 * kPanelRow, true)) {}
   __device__ std::uint64_t step(int i) const { return base + ((i * 16 * kPanelRow) >> 4); }
 };
 // Eight columns, [eight of the sum][column][of the sum]: 128 bytes for eight of the sum.
@@ -182,28 +182,6 @@ __device__ inline void wgmma(float (&d)[16][4], const std::uint32_t (&a)[4], std
       : LLN_ROW(d[0]), LLN_ROW(d[1]), LLN_ROW(d[2]), LLN_ROW(d[3]), LLN_ROW(d[4]), LLN_ROW(d[5]),
         LLN_ROW(d[6]), LLN_ROW(d[7]), LLN_ROW(d[8]), LLN_ROW(d[9]), LLN_ROW(d[10]), LLN_ROW(d[11]),
         LLN_ROW(d[12]), LLN_ROW(d[13]), LLN_ROW(d[14]), LLN_ROW(d[15])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),
-        "n"(kTransB));
-}
-template <int kTransA, int kTransB>
-__device__ inline void wgmma(float (&d)[4][4], std::uint64_t a, std::uint64_t b, bool accumulate) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %18, 0; "
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, %16, "
-      "%17, p, 1, 1, %19, %20;}"
-      : LLN_ROW(d[0]), LLN_ROW(d[1]), LLN_ROW(d[2]), LLN_ROW(d[3])
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransA), "n"(kTransB));
-}
-template <int kTransB>
-__device__ inline void wgmma(float (&d)[4][4], const std::uint32_t (&a)[4], std::uint64_t b,
-                             bool accumulate) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %21, 0; "
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, "
-      "%17, %18, %19}, %20, p, 1, 1, %22;}"
-      : LLN_ROW(d[0]), LLN_ROW(d[1]), LLN_ROW(d[2]), LLN_ROW(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),
         "n"(kTransB));
 }
