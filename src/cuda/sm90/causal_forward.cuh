@@ -48,9 +48,18 @@ struct ForwardTiles {
   }
 };
 
-// Where others wait until the diagonal block's scores have been made of q and k, and until its
-// weights are there.
-inline constexpr int kScoresBarrier = 1, kNearBarrier = 2;
+// Where rows, and other keys, wait until the diagonal block's scores have been made of q and k, and
+// where rows wait until its weights are there. Those who make them arrive and go on.
+inline constexpr int kRowScoresBarrier = 1, kKeyScoresBarrier = 2, kNearBarrier = 3;
+template <int kDim, bool kNear>
+__device__ inline void scores_made() {
+  if constexpr (kNear) {
+    arrive_at(kRowScoresBarrier, 128 + Shape<kDim>::kTeam);
+    if constexpr (Shape<kDim>::kGroups > 1) arrive_at(kKeyScoresBarrier, Shape<kDim>::kTeam);
+  } else {
+    meet(kKeyScoresBarrier, Shape<kDim>::kTeam);
+  }
+}
 
 // The team of keys: Eu and the state. kNear: a warpgroup that also has the weights of the diagonal
 // block, of the next chunk like the exponentials.
@@ -109,7 +118,7 @@ __device__ inline void walk_keys(const CausalCall& causal, const CausalPiece& pi
       settle(pairs);
       write_weights(valid);
     }
-    meet(kScoresBarrier, Sizes::kThreads);
+    scores_made<kDim, kNear>();
   }
   write_keys<kDim>(tiles.k(0), tiles.k(0), beta, valid, largest);
   write_state(tiles.state(0), state);
@@ -135,7 +144,7 @@ __device__ inline void walk_keys(const CausalCall& causal, const CausalPiece& pi
       wait_products<1>();
       settle(pairs);
     }
-    if constexpr (kDiag) meet(kScoresBarrier, Sizes::kThreads);
+    if constexpr (kDiag) scores_made<kDim, kNear>();
     write_keys<kDim>(tiles.k(chunk + 1), tiles.k(chunk + 1), beta, valid, largest);
     if constexpr (kNear) write_weights(valid);
     wait_products<0>();
@@ -183,7 +192,7 @@ __device__ inline void walk_rows(const CausalCall& causal, const CausalPiece& pi
   if constexpr (kDiag) {
     show_products();
     __syncthreads();
-    meet(kScoresBarrier, Sizes::kThreads);
+    meet(kRowScoresBarrier, 128 + Sizes::kTeam);
   }
   write_queries<kDim>(tiles.q(0), tiles.q(0), alpha, dim, largest_q);
   show_products();
@@ -200,8 +209,9 @@ __device__ inline void walk_rows(const CausalCall& causal, const CausalPiece& pi
     multiply<kSteps>(acc, ea, ByColumns<kDim>(tiles.state(chunk), 64 * panel), false);
     multiply<kSteps>(mass, ea, Narrow(tiles.state_mass(chunk)), false);
     commit_products();
-    if constexpr (kDiag) meet(kScoresBarrier, Sizes::kThreads);
-    write_queries<kDim>(tiles.q(chunk + 1), tiles.q(chunk + 1), alpha, dim, largest_q);
+    if constexpr (!kDiag) {
+      write_queries<kDim>(tiles.q(chunk + 1), tiles.q(chunk + 1), alpha, dim, largest_q);
+    }
     wait_products<1>();
     settle(pairs);
     PairWords words;
@@ -216,6 +226,10 @@ __device__ inline void walk_rows(const CausalCall& causal, const CausalPiece& pi
       multiply<kParts>(part_mass, near, one, false);
     }
     commit_products();
+    if constexpr (kDiag) {
+      meet(kRowScoresBarrier, 128 + Sizes::kTeam);
+      write_queries<kDim>(tiles.q(chunk + 1), tiles.q(chunk + 1), alpha, dim, largest_q);
+    }
     wait_products<0>();
     settle(acc);
     settle(mass);
