@@ -61,9 +61,6 @@ function(lln_define_parts target)
     set_property(SOURCE src/cuda/host.cc TARGET_DIRECTORY ${target}
       APPEND PROPERTY COMPILE_DEFINITIONS
       "LLN_CUDA_TOOLKIT=\"${CUDAToolkit_VERSION}\"" "LLN_CUDA_ARCHITECTURES=\"${architectures}\"")
-    string(REGEX MATCH "90a" code_for_90a "${architectures}")
-    set_property(SOURCE src/cuda/sm90/sm90.cu TARGET_DIRECTORY ${target}
-      APPEND PROPERTY COMPILE_DEFINITIONS "LLN_CODE_FOR_90A=$<BOOL:${code_for_90a}>")
   else()
     set_property(SOURCE src/cuda/host_absent.cc TARGET_DIRECTORY ${target}
       APPEND PROPERTY COMPILE_DEFINITIONS "LLN_CUDA_REASON=\"${LLN_CUDA_REASON}\"")

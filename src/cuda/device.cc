@@ -8,6 +8,7 @@
 #include <atomic>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -141,7 +142,10 @@ bool can_overlap(int index) {
   return facts_of(index).capability >= 90 && facts_of(index).code_version >= 90;
 }
 
-int code_version(int index) { return facts_of(index).code_version; }
+bool has_sm90a_code(int index) {
+  return std::string_view(architectures()).find("90a") != std::string_view::npos &&
+         facts_of(index).capability == 90 && facts_of(index).code_version == 90;
+}
 
 int compute_capability(int index) { return facts_of(index).capability; }
 

@@ -25,10 +25,11 @@ const char* architectures();  // that this build has code for
 int multiprocessors(int index);
 int shared_memory(int index);       // bytes that a block may have
 int compute_capability(int index);  // 90 for 9.0
-int code_version(int index);        // of the code that the device runs: 80, 90
 // Whether kernels may overlap (launch.h): the device can, and the code that it runs knows how to
 // wait, which code compiled for older devices does not.
 bool can_overlap(int index);
+// Whether this build has code for sm_90a and the device runs it.
+bool has_sm90a_code(int index);
 
 // Where kernels report bad values: memory of the host that a device can write, one word per device.
 // Zero: nothing to report. Kernels set bits by atomicOr.

@@ -9,6 +9,7 @@
 
 #include "cuda/device.h"
 #include "cuda/plain.h"
+#include "cuda/sm90/causal.h"
 #include "cuda/tiled_causal_call.h"
 #include "cuda/tiled_plan.h"
 
@@ -45,6 +46,14 @@ std::string refusal(const Problem& p) {
   }
   const std::string device = device_refusal(p.device.index);
   return device.empty() ? memory_refusal(p) : device;
+}
+
+std::string sm90_refusal(const Problem& p) {
+  if (p.device.kind != DeviceKind::cuda) return "is for tensors on CUDA devices";
+  if (!has_sm90a_code(p.device.index)) {
+    return "needs compute capability 9.0 and a build with code for sm_90a";
+  }
+  return refusal(p);
 }
 
 bool by_channel(const ConstView& weight) { return weight.given() && weight.shape[3] > 1; }
@@ -107,6 +116,9 @@ std::size_t bytes(const Problem& p, int workers) {
                   flag_bytes(p) + plain_kernel(p.op).workspace_bytes(p, workers));
 }
 
+using Launch = void (*)(const CausalCall&, const CausalPlan&);
+
+template <Launch kForward, Launch kBackward>
 void run(const Call& call) {
   const Problem& p = call.problem;
   if (!takes(call)) return plain_kernel(p.op).run(call);
@@ -125,19 +137,23 @@ void run(const Call& call) {
   plan.width = width_of(p);
   plan.pieces = has_pieces(p);
   plan.jobs = causal.call.sequences.q_job_limit;
-  (p.op == Op::forward ? launch_causal_forward : launch_causal_backward)(causal, plan);
+  (p.op == Op::forward ? kForward : kBackward)(causal, plan);
   Call again = call;
   again.workspace = call.workspace + flag_bytes(p);
   run_plain_heads(again, causal.flags);
 }
 
+// The same walks twice; those of compute capability 9.0 come first.
+std::vector<Kernel> kernels() {
+  return {
+      {"cuda-sm90-causal", sm90_refusal, bytes,
+       run<sm90::launch_causal_forward, sm90::launch_causal_backward>},
+      {"cuda-tiled-causal", refusal, bytes, run<launch_causal_forward, launch_causal_backward>}};
+}
+
 }  // namespace
 
-std::vector<Kernel> tiled_causal_forward_kernels() {
-  return {{"cuda-tiled-causal", refusal, bytes, run}};
-}
-std::vector<Kernel> tiled_causal_backward_kernels() {
-  return {{"cuda-tiled-causal", refusal, bytes, run}};
-}
+std::vector<Kernel> tiled_causal_forward_kernels() { return kernels(); }
+std::vector<Kernel> tiled_causal_backward_kernels() { return kernels(); }
 
 }  // namespace lln::cuda

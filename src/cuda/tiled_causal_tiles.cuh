@@ -222,6 +222,32 @@ struct ChannelRows {
   }
 };
 
+// (c, C) after the last token. False where it is out of reach.
+template <int kDim>
+__device__ inline bool save_state(const StateView& saved, const CausalPiece& piece,
+                                  const ChannelRows<kDim>& rows, int dim, int dim_v) {
+  const int t = threadIdx.x & 3;
+  bool good = true;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int channel = rows.channel(half);
+    if (channel >= dim) continue;
+    const float s = rows.mass[2 * half], inverse = s == 0 ? 0 : 1 / s;
+    good = good && s <= kLargestBf16;
+    if (t == 0) saved.c_at(piece.s, piece.head_k)[channel] = s == 0 ? -INFINITY : logf(s);
+    float* const to = saved.values_at(piece.s, piece.head_k) + channel * saved.row;
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n) {
+      if (8 * n >= dim_v) continue;
+      const float2 pair = {rows.values[n][2 * half] * inverse,
+                           rows.values[n][2 * half + 1] * inverse};
+      good = good && fabsf(pair.x) <= kLargestBf16 && fabsf(pair.y) <= kLargestBf16;
+      *reinterpret_cast<float2*>(to + 8 * n + 2 * t) = pair;
+    }
+  }
+  return good;
+}
+
 // Says that a head is out of reach, where a thread of the block finds it not good.
 __device__ inline void report_reach(const CausalCall& causal, const CausalPiece& piece, bool good) {
   if (good) return;

@@ -14,7 +14,7 @@ static_assert(kTileRows == kTileTokens);
 
 template <int kDim>
 struct KeysShape {
-  static constexpr int kParts = kDim / kBlockChannels;  // warpgroups that share a tile
+  static constexpr int kParts = kDim / kPanelChannels;  // warpgroups that share a tile
   static constexpr int kTeams = kDim == 64 ? 3 : 1;     // that take tiles in turn
   static constexpr int kGroups = kParts * kTeams;
   static constexpr int kConsumers = 128 * kGroups, kThreads = kConsumers + kProducerThreads;
@@ -126,7 +126,7 @@ __device__ inline void key_exponentials(std::uint32_t (&a)[4][4], const unsigned
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
     const int row = 16 * step + (lane >> 4) * 8 + (lane & 7);
-    load_transposed(a[step], base + swizzled(row, channel / 8 + ((lane >> 3) & 1)));
+    load_transposed(a[step], base + panel_offset<kTileRows>(row, channel / 8 + ((lane >> 3) & 1)));
   }
   exponentials(a, scale);
   if (valid == ~std::uint64_t{0}) return;
@@ -145,13 +145,9 @@ __device__ inline void key_exponentials(std::uint32_t (&a)[4][4], const unsigned
 template <int kDim>
 __device__ inline void add_products(PlainSums<kDim>& sums, const std::uint32_t (&a)[4][4],
                                     const unsigned char* v_tile) {
-  const std::uint64_t operand = swizzled_operand(shared_address(v_tile), kBlockBytes);
-  products_begin();
-#pragma unroll
-  for (int step = 0; step < 4; ++step) {
-    multiply<Sum::rows>(sums.values, a[step], advanced(operand, 2048 * step), true);
-  }
-  products_commit();
+  begin_products();
+  multiply_words(sums.values, a, ByColumns<kTileRows>(v_tile, 0), true);
+  commit_products();
   const std::uint32_t ones = pack<Bf16>(1, 1);
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
@@ -236,7 +232,8 @@ __global__ void __launch_bounds__(KeysShape<kDim>::kThreads, 1)
     std::int64_t row = piece.begin + team * kTileRows;
     int leaving = -1;  // the slot that products under way still read
     const auto release = [&] {
-      products_wait<0>();
+      wait_products<0>();
+      settle(sums.values);
       if (elected && leaving >= 0) arrive(shared.ring.empty[leaving]);
     };
     // One tile into fragments of its own: the products of the tile before still read theirs.
@@ -248,7 +245,7 @@ __global__ void __launch_bounds__(KeysShape<kDim>::kThreads, 1)
         if (valid != ~std::uint64_t{0}) {
           clear_rows<kDim, 128 * Shape::kParts>(tiles[1], valid, 2 + team);
         }
-        key_exponentials(a, tiles[0] + part * kBlockBytes, scale, valid);
+        key_exponentials(a, tiles[0] + part * kPanelBytes, scale, valid);
         release();
         add_products(sums, a, tiles[1]);
       } else {

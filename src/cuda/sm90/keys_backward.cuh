@@ -116,10 +116,10 @@ __device__ inline bool fill_gradients(typename KeysBackwardShape<kDim>::Shared& 
     shared.t_sums[l] = l < dim ? t[l] * shared.factors[l] : 0;
   }
   meet(1, Shape::kConsumers);
-  fill_swizzled<kDim, Shape::kConsumers>(shared.operand, tiled.grads.values_at(at.s, at.head),
-                                         tiled.grads.row, dim, dim_v, static_cast<int>(threadIdx.x),
-                                         [&](int l) { return shared.factors[l]; });
-  publish_shared();
+  fill_panels<kDim, Shape::kConsumers>(shared.operand, tiled.grads.values_at(at.s, at.head),
+                                       tiled.grads.row, dim, dim_v, static_cast<int>(threadIdx.x),
+                                       [&](int l) { return shared.factors[l]; });
+  show_products();
   meet(1, Shape::kConsumers);
   return folded;
 }
@@ -177,9 +177,8 @@ __global__ void __launch_bounds__(KeysBackwardShape<kDim>::kThreads, 1)
   const int group = static_cast<int>(threadIdx.x) / 128;
   const int first = static_cast<int>(threadIdx.x) % 128 / 32 * 16;
   const int row_of_lane = first + (static_cast<int>(threadIdx.x) & 31) / 4;
-  const std::uint64_t by_rows =
-      swizzled_operand(shared_address(shared.operand), kOperandBlockBytes<kDim>);
-  const std::uint64_t by_channels = swizzled_operand(shared_address(shared.operand));
+  const ByRows<kDim> by_rows(shared.operand, 0);
+  const ByColumns<kDim> by_columns(shared.operand, 0);
   Departures<kDim, Shape::kSlots> departures(shared.ring);
   std::int64_t s = -1;  // whose dC is in shared memory
   int head = -1;
@@ -206,34 +205,26 @@ __global__ void __launch_bounds__(KeysBackwardShape<kDim>::kThreads, 1)
     const bool all_valid = __all_sync(0xFFFFFFFFU, valid[0] && valid[1]);
     wait(shared.ring.full[ring.slot], ring.parity);
     float acc[kDim / 8][4];
-    const std::uint64_t v = swizzled_operand(shared_address(v_tile));
-    products_begin();
-#pragma unroll
-    for (int step = 0; step < kDim / 16; ++step) {
-      const int block = step / 4, within = 32 * (step % 4);
-      multiply<Sum::channels, Sum::channels>(
-          acc, advanced(v, block * kBlockBytes + within),
-          advanced(by_channels, block * kOperandBlockBytes<kDim> + within), step > 0);
-    }
-    products_commit();
+    begin_products();
+    multiply<kDim / 16>(acc, ByRows<kTileRows>(v_tile, 0), by_rows, false);
+    commit_products();
     std::uint32_t kn[kDim / 16][4];
     read_fragments(kn, k_tile, first);
     key_weights(kn, shared.added, beta * kLog2E, folded);
-    products_wait<0>();
+    wait_products<0>();
+    settle(acc);
     finish_keys<kDim>(acc, kn, shared.t_sums, beta);
     if (!all_valid) zero_rows(acc, valid);
     write_results(k_tile, first, acc);
-    products_begin();
-#pragma unroll
-    for (int step = 0; step < kDim / 16; ++step) {
-      multiply<Sum::rows>(acc, kn[step], advanced(by_rows, 2048 * step), step > 0);
-    }
-    products_commit();
-    products_wait<0>();
+    begin_products();
+    multiply_words(acc, kn, by_columns, false);
+    commit_products();
+    wait_products<0>();
+    settle(acc);
     if (!all_valid) zero_rows(acc, valid);
     meet(2 + group, 128);  // all of v has been read
     write_results(v_tile, first, acc);
-    publish_shared();
+    show_products();
     meet(2 + group, 128);
     if (whole_rows(at, call.sequences.tokens_k)) {
       departures.send(k_tile, maps.dk, at, head);

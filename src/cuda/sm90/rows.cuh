@@ -103,8 +103,7 @@ __global__ void __launch_bounds__(RowsShape<kDim>::kThreads, 1)
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
   const int group = static_cast<int>(threadIdx.x) / 128;
   const int first = static_cast<int>(threadIdx.x) % 128 / 32 * 16;
-  const std::uint64_t operand =
-      swizzled_operand(shared_address(shared.operand), kOperandBlockBytes<kDim>);
+  const ByColumns<kDim> operand(shared.operand, 0);
   Departures<kDim, Shape::kSlots> departures(shared.ring);
   std::int64_t s = -1;  // whose operand is in shared memory
   int head = -1;
@@ -120,10 +119,10 @@ __global__ void __launch_bounds__(RowsShape<kDim>::kThreads, 1)
       const int thread = static_cast<int>(threadIdx.x);
       taken_out = fill_exponents<Bf16, kDim>(shared.exponents, tiled.state.c_at(s, at.head_k), dim,
                                              thread, Shape::kConsumers, 1);
-      fill_swizzled<kDim, Shape::kConsumers>(shared.operand, tiled.state.values_at(s, at.head_k),
-                                             tiled.state.row, dim, dim_v, thread,
-                                             [&](int l) { return shared.exponents.w[l]; });
-      publish_shared();
+      fill_panels<kDim, Shape::kConsumers>(shared.operand, tiled.state.values_at(s, at.head_k),
+                                           tiled.state.row, dim, dim_v, thread,
+                                           [&](int l) { return shared.exponents.w[l]; });
+      show_products();
       meet(1, Shape::kConsumers);
     }
     if (before_mine-- > 0) continue;
@@ -136,28 +135,26 @@ __global__ void __launch_bounds__(RowsShape<kDim>::kThreads, 1)
     exponentials(e, scale);
     multiply_vector(sum, e, shared.exponents.packed_w);
     if (!trusted(sum, shared.exponents)) {
-      careful_tile<kDim>(tile, first, 0, kDim / kBlockChannels, at.rows(call.q, head), call.q.token,
+      careful_tile<kDim>(tile, first, 0, kDim / kPanelChannels, at.rows(call.q, head), call.q.token,
                          at.count, dim, shared.exponents, scale, taken_out);
       read_fragments(e, tile, first);
       sum[0] = sum[2] = 0;
       multiply_vector(sum, e, shared.exponents.packed_w);
     }
     float acc[kDim / 8][4];
-    products_begin();
-#pragma unroll
-    for (int step = 0; step < kDim / 16; ++step) {
-      multiply<Sum::rows>(acc, e[step], advanced(operand, 2048 * step), step > 0);
-    }
-    products_commit();
+    begin_products();
+    multiply_words(acc, e, operand, false);
+    commit_products();
     const float inverse[2] = {inverse_of(sum[0]), inverse_of(sum[2])};
-    products_wait<0>();
+    wait_products<0>();
+    settle(acc);
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) acc[n][i] *= inverse[i >> 1];
     }
     write_results(tile, first, acc);
-    publish_shared();
+    show_products();
     meet(2 + group, 128);
     if (whole_rows(at, call.sequences.tokens)) {
       departures.send(tile, maps.o, at, head);

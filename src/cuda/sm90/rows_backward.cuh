@@ -14,7 +14,7 @@ namespace lln::cuda::sm90 {
 
 template <int kDim>
 struct RowsBackwardShape {
-  static constexpr int kParts = kDim / kBlockChannels;  // warpgroups that share a tile
+  static constexpr int kParts = kDim / kPanelChannels;  // warpgroups that share a tile
   static constexpr int kTeams = kDim == 64 ? 3 : 1;     // that take tiles in turn
   static constexpr int kGroups = kParts * kTeams;
   static constexpr int kFillerRegisters = kGroups == 3 ? 56 : 40;
@@ -29,9 +29,8 @@ struct RowsBackwardShape {
     float mass, dot;
   };
   struct alignas(1024) Operand {
-    unsigned char e[kBlockBytes];  // e / sum of 64 rows x 64 channels
-    unsigned char
-        delta[kTileRows * 16];  // two columns of delta, upper and lower half (narrow_operand)
+    unsigned char e[kPanelBytes];         // e / sum of 64 rows x 64 channels
+    unsigned char delta[kTileRows * 16];  // two columns of delta, upper and lower half (Narrow)
   };
   // Sums of the teams but the first, on their way to it: a number of each thread behind each other.
   using TeamSums = float[kTeams > 1 ? kTeams - 1 : 1][kTeams > 1 ? kDim / 2 + 2 : 1][128];
@@ -81,18 +80,10 @@ struct RowsBackwardGroup {
   // Starts dW of this group's channels: g C^T. C is rounded without w, so that channels with the
   // same values have the same dW, and dq is 0 where it should be.
   __device__ void start_dw(float (&dw)[8][4], const unsigned char* g_tile) const {
-    const std::uint64_t g = swizzled_operand(shared_address(g_tile));
-    const std::uint64_t values =
-        swizzled_operand(shared_address(head->operand) + part * kBlockBytes);
-    products_begin();
-#pragma unroll
-    for (int step = 0; step < kDim / 16; ++step) {
-      const int block = step / 4, within = 32 * (step % 4);
-      multiply<Sum::channels, Sum::channels>(
-          dw, advanced(g, block * kBlockBytes + within),
-          advanced(values, block * kOperandBlockBytes<kDim> + within), step > 0);
-    }
-    products_commit();
+    begin_products();
+    multiply<kDim / 16>(dw, ByRows<kTileRows>(g_tile, 0),
+                        ByRows<kDim>(head->operand, part * kPanelChannels), false);
+    commit_products();
   }
 
   // Sums of rows g and g + 8 over this group's channels become those over all channels.
@@ -118,7 +109,7 @@ struct RowsBackwardGroup {
   // dW becomes w dW.
   __device__ void weigh(float (&dw)[8][4]) const {
     const float* const w =
-        head->exponents.w + part * kBlockChannels + 2 * (static_cast<int>(threadIdx.x) & 3);
+        head->exponents.w + part * kPanelChannels + 2 * (static_cast<int>(threadIdx.x) & 3);
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       const float2 ws = *reinterpret_cast<const float2*>(w + 8 * n);
@@ -153,7 +144,7 @@ struct RowsBackwardGroup {
   __device__ void finish(std::uint32_t (&e)[4][4], float (&dw)[8][4], const float (&inverse)[2],
                          const float (&delta)[2], int count) const {
     const int lane = threadIdx.x & 31, t = lane & 3;
-    const float* const w = head->exponents.w + part * kBlockChannels + 2 * t;
+    const float* const w = head->exponents.w + part * kPanelChannels + 2 * t;
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       const float2 ws = *reinterpret_cast<const float2*>(w + 8 * n);
@@ -187,8 +178,8 @@ struct RowsBackwardGroup {
     const std::uint32_t base = shared_address(to.e);
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      store_matrices(base + swizzled(row, 2 * step + (lane >> 4)), e[step][0], e[step][1],
-                     e[step][2], e[step][3]);
+      store_matrices(base + panel_offset<kTileRows>(row, 2 * step + (lane >> 4)), e[step][0],
+                     e[step][1], e[step][2], e[step][3]);
     }
     if ((lane & 3) == 0) {
 #pragma unroll
@@ -207,16 +198,11 @@ struct RowsBackwardGroup {
   __device__ void start_sums(float (&dc)[kDim / 8][4], float (&t)[4],
                              const typename Shape::Operand& from,
                              const unsigned char* g_tile) const {
-    const std::uint64_t e = swizzled_operand(shared_address(from.e));
-    const std::uint64_t g = swizzled_operand(shared_address(g_tile), kBlockBytes);
-    const std::uint64_t delta = narrow_operand(shared_address(from.delta));
-    products_begin();
-#pragma unroll
-    for (int step = 0; step < kTileRows / 16; ++step) {
-      multiply<Sum::rows, Sum::rows>(dc, advanced(e, 2048 * step), advanced(g, 2048 * step), true);
-      multiply_narrow(t, advanced(e, 2048 * step), advanced(delta, 256 * step));
-    }
-    products_commit();
+    const ByColumns<kTileRows> e(from.e, 0);
+    begin_products();
+    multiply<kTileRows / 16>(dc, e, ByColumns<kTileRows>(g_tile, 0), true);
+    multiply<kTileRows / 16>(t, e, Narrow(from.delta), true);
+    commit_products();
   }
 };
 
@@ -308,10 +294,10 @@ __device__ inline void fill_heads(const TiledCall& tiled, std::uint32_t items,
     const float taken_out =
         fill_exponents<Bf16, kDim>(head.exponents, tiled.state.c_at(piece.s, piece.head_k), dim,
                                    thread, kFillers, kFillersMeet);
-    fill_swizzled<kDim, kFillers>(head.operand, tiled.state.values_at(piece.s, piece.head_k),
-                                  tiled.state.row, dim, dim_v, thread, [](int) { return 1.0F; });
+    fill_panels<kDim, kFillers>(head.operand, tiled.state.values_at(piece.s, piece.head_k),
+                                tiled.state.row, dim, dim_v, thread, [](int) { return 1.0F; });
     if (thread == 0) head.taken_out = taken_out;
-    publish_shared();
+    show_products();
     meet(kFillersMeet, kFillers);
     if (thread == 0) arrive(shared.head_ring.full[place.slot]);
     place.advance();
@@ -400,7 +386,7 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, 1)
       }
       at.count = min(kTileRows, piece.count - at.row);
       auto& tiles = shared.tiles[ring.slot];
-      unsigned char* const q_block = tiles[0] + part * kBlockBytes;
+      unsigned char* const q_block = tiles[0] + part * kPanelBytes;
       if (at.count < kTileRows) {
         clear_rows<kDim, 128 * Shape::kParts>(tiles[1], ~std::uint64_t{0} >> (kTileRows - at.count),
                                               kTeamMeets + own.team);
@@ -410,7 +396,8 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, 1)
       std::uint32_t e[4][4];
       read_fragments(e, q_block, first);
       exponentials(e, own.alpha * kLog2E);
-      products_wait<0>();  // also those of the tile before
+      wait_products<0>();  // also those of the tile before
+      settle(dw);
       own.weigh(dw);
       float mass[2], dot[2];
       own.sum_rows(e, dw, mass, dot);
@@ -431,7 +418,7 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, 1)
       write_results(q_block, first, dw);
       if (Shape::kTeams > 1 && round == 0) wait(shared.sums_read, sums_parity);
       own.write_operand(operand, e, delta, at.count);
-      publish_shared();
+      show_products();
       meet(kGroupMeets + group, 128);
       if (elected) {
         if (leaving >= 0) {
@@ -439,19 +426,21 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, 1)
           arrive(shared.ring.empty[leaving]);
         }
         if (whole_rows(at, call.sequences.tokens)) {
-          store_box(maps.dq, q_block, part * kBlockChannels, at.token, at.head, at.batch);
+          store_box(maps.dq, q_block, part * kPanelChannels, at.token, at.head, at.batch);
           stores_commit();
         }
       }
       if (!whole_rows(at, call.sequences.tokens)) {
-        store_some_rows<kBlockChannels>(q_block, at.rows(call.dq, at.head) + part * kBlockChannels,
-                                        call.dq.token, at.count, dim - part * kBlockChannels);
+        store_some_rows<kPanelChannels>(q_block, at.rows(call.dq, at.head) + part * kPanelChannels,
+                                        call.dq.token, at.count, dim - part * kPanelChannels);
       }
       leaving = ring.slot;
       own.start_sums(dc, t, operand, tiles[1]);
       turn ^= 1;
     }
-    products_wait<0>();
+    wait_products<0>();
+    settle(dc);
+    settle(t);
     meet(kGroupMeets + group, 128);
     if (elected && leaving >= 0) {
       stores_wait_read<0>();

@@ -21,7 +21,6 @@ namespace lln::cuda {
 namespace sm90 {
 namespace {
 
-constexpr int kCapability = 90;
 constexpr int kTileLog2 = 6;
 static_assert(1 << kTileLog2 == kTileRows);
 
@@ -35,8 +34,8 @@ std::string refusal(const Problem& p) {
     return "takes fewer than 2^31 tokens";
   }
   if (std::string why = tiled_refusal(p); !why.empty()) return why;
-  if (!LLN_CODE_FOR_90A || code_version(p.device.index) != kCapability) {
-    return "is for devices of compute capability 9.0, in a build with code for 90a";
+  if (!has_sm90a_code(p.device.index)) {
+    return "needs compute capability 9.0 and a build with code for sm_90a";
   }
   return "";
 }

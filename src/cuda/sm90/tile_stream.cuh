@@ -5,13 +5,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "cuda/sm90/instructions.cuh"
+#include "cuda/sm90/copy_engine.cuh"
 #include "cuda/tiled_weights.cuh"
 
 namespace lln::cuda::sm90 {
 
-inline constexpr int kTileRows = 64;
-inline constexpr int kBlockBytes = kTileRows * 2 * kBlockChannels;  // a block of a tile
+// Tiles as the copy engine writes them are panels of 64 channels (wgmma.cuh).
+inline constexpr int kTileRows = 64, kPanelChannels = 64;
+inline constexpr int kPanelBytes = kTileRows * kPanelRow;
 
 // Registers of a thread: the last warpgroup, which copies and prepares, leaves what it does not
 // need to those that compute. A block has what its threads get at its start, in eights each, and no
@@ -79,8 +80,8 @@ template <int kDim>
 __device__ inline void load_tile(unsigned char* to, const CUtensorMap& map, const TilePlace& at,
                                  int head, Barrier& full) {
 #pragma unroll
-  for (int block = 0; block < kDim / kBlockChannels; ++block) {
-    load_box(to + block * kBlockBytes, map, block * kBlockChannels, at.token, head, at.batch, full);
+  for (int panel = 0; panel < kDim / kPanelChannels; ++panel) {
+    load_box(to + panel * kPanelBytes, map, panel * kPanelChannels, at.token, head, at.batch, full);
   }
 }
 
@@ -92,8 +93,7 @@ __device__ inline void read_fragments(std::uint32_t (&a)[kSteps][4], const unsig
   const std::uint32_t base = shared_address(tile);
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    load_matrices(a[step],
-                  base + step / 4 * kBlockBytes + swizzled(row, 2 * (step % 4) + (lane >> 4)));
+    load_matrices(a[step], base + panel_offset<kTileRows>(row, 2 * step + (lane >> 4)));
   }
 }
 
@@ -105,10 +105,9 @@ __device__ inline void clear_rows(unsigned char* tile, std::uint64_t valid, int 
   for (int i = static_cast<int>(threadIdx.x) % kThreads; i < kTileRows * kPieces; i += kThreads) {
     const int row = i / kPieces, piece = i % kPieces;
     if (((valid >> row) & 1) != 0) continue;
-    *reinterpret_cast<uint4*>(tile + piece / 8 * kBlockBytes + swizzled(row, piece % 8)) = {0, 0, 0,
-                                                                                            0};
+    *reinterpret_cast<uint4*>(tile + panel_offset<kTileRows>(row, piece)) = {0, 0, 0, 0};
   }
-  publish_shared();
+  show_products();
   meet(barrier, kThreads);
 }
 
@@ -121,7 +120,7 @@ __device__ inline void write_results(unsigned char* tile, int first,
 #pragma unroll
   for (int step = 0; step < kCount / 2; ++step) {
     const float *const low = acc[2 * step], *const high = acc[2 * step + 1];
-    store_matrices(base + step / 4 * kBlockBytes + swizzled(row, 2 * (step % 4) + (lane >> 4)),
+    store_matrices(base + panel_offset<kTileRows>(row, 2 * step + (lane >> 4)),
                    pack<Bf16>(low[0], low[1]), pack<Bf16>(low[2], low[3]),
                    pack<Bf16>(high[0], high[1]), pack<Bf16>(high[2], high[3]));
   }
@@ -142,7 +141,7 @@ __device__ inline void store_some_rows(const unsigned char* tile, Bf16* rows, st
     const int row = i / kPieces, piece = i % kPieces;
     if (8 * piece >= dim) continue;
     *reinterpret_cast<uint4*>(rows + row * stride + 8 * piece) =
-        *reinterpret_cast<const uint4*>(tile + piece / 8 * kBlockBytes + swizzled(row, piece % 8));
+        *reinterpret_cast<const uint4*>(tile + panel_offset<kTileRows>(row, piece));
   }
 }
 
@@ -159,8 +158,8 @@ class Departures {
                        int head) const {
     if (!elected()) return;
 #pragma unroll
-    for (int block = 0; block < kDim / kBlockChannels; ++block) {
-      store_box(map, tile + block * kBlockBytes, block * kBlockChannels, at.token, head, at.batch);
+    for (int panel = 0; panel < kDim / kPanelChannels; ++panel) {
+      store_box(map, tile + panel * kPanelBytes, panel * kPanelChannels, at.token, head, at.batch);
     }
   }
   __device__ void leave(int slot) {
@@ -183,17 +182,12 @@ class Departures {
   int leaving_ = -1;
 };
 
-// w C or the like as a right operand: [l, c] in blocks of 64 c, kDim rows each. Summed over rows it
-// is the operand of products with weights, summed over channels that of products with v or g.
-template <int kDim>
-inline constexpr int kOperandBlockBytes = kDim * 2 * kBlockChannels;
-
 // From an f32 matrix [dim, dim_v] whose rows are aligned to 16 bytes, row l times factor_of(l);
 // zeros past its end. By kThreads threads.
 template <int kDim, int kThreads, class Factor>
-__device__ inline void fill_swizzled(unsigned char* operand, const float* matrix,
-                                     std::int64_t row_stride, int dim, int dim_v, int thread,
-                                     Factor&& factor_of) {
+__device__ inline void fill_panels(unsigned char* operand, const float* matrix,
+                                   std::int64_t row_stride, int dim, int dim_v, int thread,
+                                   Factor&& factor_of) {
   constexpr int kPieces = kDim / 8;
 #pragma unroll 2
   for (int i = thread; i < kDim * kPieces; i += kThreads) {
@@ -205,8 +199,7 @@ __device__ inline void fill_swizzled(unsigned char* operand, const float* matrix
       high = *reinterpret_cast<const float4*>(from + 4);
     }
     const float factor = factor_of(l);
-    *reinterpret_cast<uint4*>(operand + piece / 8 * kOperandBlockBytes<kDim> +
-                              swizzled(l, piece % 8)) = {
+    *reinterpret_cast<uint4*>(operand + panel_offset<kDim>(l, piece)) = {
         pack<Bf16>(low.x * factor, low.y * factor), pack<Bf16>(low.z * factor, low.w * factor),
         pack<Bf16>(high.x * factor, high.y * factor), pack<Bf16>(high.z * factor, high.w * factor)};
   }
@@ -262,7 +255,7 @@ __device__ __noinline__ void careful_tile(unsigned char* tile, int first, int bl
     const float reference = quad_max(top) - taken_out;
     for (int n = 8 * block; n < 8 * block_end; ++n) {
       const int l = 8 * n + 2 * t;
-      *reinterpret_cast<std::uint32_t*>(tile + n / 8 * kBlockBytes + swizzled(row, n % 8) + 4 * t) =
+      *reinterpret_cast<std::uint32_t*>(tile + panel_offset<kTileRows>(row, n) + 4 * t) =
           pack<Bf16>(exp2_fast(exponent(l) + exponents.added[l] - reference),
                      exp2_fast(exponent(l + 1) + exponents.added[l + 1] - reference));
     }

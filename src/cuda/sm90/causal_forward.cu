@@ -1,0 +1,27 @@
+// The launches of the causal forward walk on compute capability 9.0.
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/sm90/causal_forward.cuh"
+
+#include "cuda/sm90/causal.h"
+#include "cuda/tiled_causal_launch.cuh"
+
+namespace lln::cuda::sm90 {
+namespace {
+
+template <int kDim>
+void forward_of_width(const CausalCall& causal, const CausalPlan& plan) {
+  if (plan.pieces) launch_before<kDim>(causal, plan);
+  const auto kernel =
+      causal.call.kind == Kind::lln ? causal_forward<kDim, false> : causal_forward<kDim, true>;
+  launch("causal_forward", kernel, plan.jobs * causal.call.heads, ForwardShape<kDim>::kThreads,
+         ForwardShape<kDim>::kShared, plan.stream, causal);
+}
+
+}  // namespace
+
+void launch_causal_forward(const CausalCall& causal, const CausalPlan& plan) {
+  if (plan.width == 64) return forward_of_width<64>(causal, plan);
+  forward_of_width<128>(causal, plan);
+}
+
+}  // namespace lln::cuda::sm90
