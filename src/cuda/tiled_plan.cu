@@ -120,17 +120,18 @@ int tiled_width(const Problem& p) {
   return 0;
 }
 
-// A piece begins with the state of its head and ends with sums that are written and joined: long
-// sequences have longer ones, so that this stays a small part of their traffic.
 Jobs key_jobs(const Problem& p) {
-  // Partial sums take dim * dim_v numbers a piece.
+  // Partial sums take dim * dim_v numbers a piece: wider heads have longer pieces, so that the sums
+  // stay a small part of the traffic.
   if (tiled_width(p) > 128) return {10, 12};
-  return {10, 11, tiled_width(p) > 64 ? 11 : 12};
+  if (tiled_width(p) > 64) return {10, 11, 11};
+  return {10, 10};
 }
 
-Jobs row_sum_jobs(const Problem&) {
-  // Their blocks compute more: not so long that a few long heads would not fill the device.
-  return {10, 11, 11};
+Jobs row_sum_jobs(const Problem& p) {
+  // Their blocks compute more: more of them, so that a few long heads fill the device.
+  constexpr int kLongest = 11;
+  return {10, tiled_width(p) <= 64 ? 10 : 11, kLongest};
 }
 
 std::string tiled_refusal(const Problem& p) {

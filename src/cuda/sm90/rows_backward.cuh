@@ -17,10 +17,9 @@ struct RowsBackwardShape {
   static constexpr int kParts = kDim / kPanelChannels;  // warpgroups that share a tile
   static constexpr int kTeams = kDim == 64 ? 3 : 1;     // that take tiles in turn
   static constexpr int kGroups = kParts * kTeams;
-  static constexpr int kFillerRegisters = kGroups == 3 ? 56 : 40;
   static constexpr int kConsumers = 128 * kGroups, kThreads = kConsumers + kProducerThreads;
   static constexpr int kTileBytes = kTileRows * kDim * 2;
-  static constexpr int kSlots = kDim == 64 ? 9 : 4;
+  static constexpr int kSlots = kDim == 64 ? 9 : 5;
   static_assert(kSlots % kTeams == 0);  // RingPlace
   // A warpgroup alone would have to wait for its own products before it writes the next operand.
   static constexpr int kOperands = kParts == 1 ? 2 : 1;
@@ -34,23 +33,16 @@ struct RowsBackwardShape {
   };
   // Sums of the teams but the first, on their way to it: a number of each thread behind each other.
   using TeamSums = float[kTeams > 1 ? kTeams - 1 : 1][kTeams > 1 ? kDim / 2 + 2 : 1][128];
-  // What the rows of a piece are multiplied with.
-  struct alignas(1024) Head {
-    unsigned char operand[kDim * kDim * 2];  // C
-    RowExponents<kDim> exponents;
-    float taken_out;
-  };
   struct alignas(1024) Shared {
     unsigned char tiles[kSlots][2][kTileBytes];  // q, g
-    Head heads[2];                               // of this piece and of the next one
+    unsigned char operand[kDim * kDim * 2];      // C
     union {
       Operand operands[kGroups][kOperands];
       TeamSums sums;  // at the end of a piece
     };
     RowSums exchanged[kParts > 1 ? 3 : 1][kTeams][kParts][kTileRows];
+    RowExponents<kDim> exponents;
     RingBarriers<kSlots> ring;
-    RingBarriers<2> head_ring;
-    Barrier sums_read;
   };
 };
 
@@ -59,7 +51,6 @@ inline constexpr int kAllMeet = 1;
 inline constexpr int kGroupMeets = 2;  // + group
 inline constexpr int kTeamMeets = 6;   // + team
 inline constexpr int kPairMeets = 10;  // + warp of the group: the warps that share rows
-inline constexpr int kFillersMeet = 14;
 
 // One tile of rows for one warpgroup.
 template <int kDim>
@@ -68,8 +59,7 @@ struct RowsBackwardGroup {
 
   typename Shape::Shared& shared;
   int part, team, first;  // the 16 rows of this warp
-  float alpha = 0;
-  const typename Shape::Head* head = nullptr;
+  float alpha = 0, taken_out = 0;
 
   __device__ RowsBackwardGroup(typename Shape::Shared& memory)
       : shared(memory),
@@ -82,7 +72,7 @@ struct RowsBackwardGroup {
   __device__ void start_dw(float (&dw)[8][4], const unsigned char* g_tile) const {
     begin_products();
     multiply<kDim / 16>(dw, ByRows<kTileRows>(g_tile, 0),
-                        ByRows<kDim>(head->operand, part * kPanelChannels), false);
+                        ByRows<kDim>(shared.operand, part * kPanelChannels), false);
     commit_products();
   }
 
@@ -109,7 +99,7 @@ struct RowsBackwardGroup {
   // dW becomes w dW.
   __device__ void weigh(float (&dw)[8][4]) const {
     const float* const w =
-        head->exponents.w + part * kPanelChannels + 2 * (static_cast<int>(threadIdx.x) & 3);
+        shared.exponents.w + part * kPanelChannels + 2 * (static_cast<int>(threadIdx.x) & 3);
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       const float2 ws = *reinterpret_cast<const float2*>(w + 8 * n);
@@ -122,8 +112,8 @@ struct RowsBackwardGroup {
   __device__ void sum_rows(const std::uint32_t (&e)[4][4], const float (&dw)[8][4],
                            float (&mass)[2], float (&dot)[2]) const {
     float sum[4] = {};
-    multiply_vector(sum, e, head->exponents.packed_w + part * 8);
-    multiply_vector(sum, e, head->exponents.packed_rest + part * 8);
+    multiply_vector(sum, e, shared.exponents.packed_w + part * 8);
+    multiply_vector(sum, e, shared.exponents.packed_rest + part * 8);
     mass[0] = sum[0];
     mass[1] = sum[2];
     dot[0] = dot[1] = 0;
@@ -144,7 +134,7 @@ struct RowsBackwardGroup {
   __device__ void finish(std::uint32_t (&e)[4][4], float (&dw)[8][4], const float (&inverse)[2],
                          const float (&delta)[2], int count) const {
     const int lane = threadIdx.x & 31, t = lane & 3;
-    const float* const w = head->exponents.w + part * kPanelChannels + 2 * t;
+    const float* const w = shared.exponents.w + part * kPanelChannels + 2 * t;
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       const float2 ws = *reinterpret_cast<const float2*>(w + 8 * n);
@@ -230,7 +220,6 @@ __device__ inline void add_teams(float (&dc)[kDim / 8][4], float (&t)[4],
       t[0] += theirs[kDim / 2][thread];
       t[2] += theirs[kDim / 2 + 1][thread];
     }
-    arrive(shared.sums_read);
   }
 }
 
@@ -275,35 +264,6 @@ __device__ inline TilePlace first_tile(const RowPiece& piece) {
           piece.count};
 }
 
-// The warps of the last warpgroup that copy nothing: they prepare the next piece's head while this
-// one's rows are under way.
-inline constexpr int kFillers = kProducerThreads - 32;
-
-template <int kDim>
-__device__ inline void fill_heads(const TiledCall& tiled, std::uint32_t items,
-                                  typename RowsBackwardShape<kDim>::Shared& shared) {
-  const DeviceCall& call = tiled.call;
-  const int thread = static_cast<int>(threadIdx.x) - (RowsBackwardShape<kDim>::kConsumers + 32);
-  const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
-  RingPlace<2> place;
-  for (std::uint32_t item = blockIdx.x; item < items; item += gridDim.x) {
-    const RowPiece piece = find_rows(call, item);
-    if (piece.s < 0) continue;
-    auto& head = shared.heads[place.slot];
-    wait(shared.head_ring.empty[place.slot], place.parity ^ 1);
-    const float taken_out =
-        fill_exponents<Bf16, kDim>(head.exponents, tiled.state.c_at(piece.s, piece.head_k), dim,
-                                   thread, kFillers, kFillersMeet);
-    fill_panels<kDim, kFillers>(head.operand, tiled.state.values_at(piece.s, piece.head_k),
-                                tiled.state.row, dim, dim_v, thread, [](int) { return 1.0F; });
-    if (thread == 0) head.taken_out = taken_out;
-    show_products();
-    meet(kFillersMeet, kFillers);
-    if (thread == 0) arrive(shared.head_ring.full[place.slot]);
-    place.advance();
-  }
-}
-
 // One item is a row job and query head, as find_rows() numbers them.
 template <int kDim>
 __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, 1)
@@ -314,19 +274,10 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
   const DeviceCall& call = tiled.call;
-  if (threadIdx.x == 0) {
-    barrier_init(shared.sums_read, 128);
-    shared.head_ring.init(Shape::kGroups);
-    shared.ring.init(Shape::kParts);
-  }
+  if (threadIdx.x == 0) shared.ring.init(Shape::kParts);
   __syncthreads();
   if (threadIdx.x >= Shape::kConsumers) {
-    give_registers<Shape::kFillerRegisters>();
-    if (threadIdx.x >= Shape::kConsumers + 32) {
-      wait_for_previous();
-      fill_heads<kDim>(tiled, items, shared);
-      return;
-    }
+    give_registers<kProducerRegisters>();
     if (threadIdx.x > Shape::kConsumers) return;
     RingPlace<Shape::kSlots> ring;
     for (std::uint32_t item = blockIdx.x; item < items; item += gridDim.x) {
@@ -351,7 +302,7 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, 1)
     return;
   }
 
-  take_registers<kConsumerRegisters<Shape::kGroups, Shape::kFillerRegisters>>();
+  take_registers<kConsumerRegisters<Shape::kGroups>>();
   wait_for_previous();
   let_next_start();
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
@@ -360,14 +311,20 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, 1)
   RowsBackwardGroup<kDim> own(shared);
   const int part = own.part, first = own.first;
   RingPlace<Shape::kSlots, Shape::kTeams> ring{own.team};
-  RingPlace<2> heads;
-  std::uint32_t sums_parity = 1;
   for (std::uint32_t item = blockIdx.x; item < items; item += gridDim.x) {
     const RowPiece piece = find_rows(call, item);
     if (piece.s < 0) continue;
     own.alpha = scale_at(call.alpha, piece.s, piece.head);
-    own.head = &shared.heads[heads.slot];
-    wait(shared.head_ring.full[heads.slot], heads.parity);
+    meet(kAllMeet, Shape::kConsumers);
+    const int thread = static_cast<int>(threadIdx.x);
+    own.taken_out =
+        fill_exponents<Bf16, kDim>(shared.exponents, tiled.state.c_at(piece.s, piece.head_k), dim,
+                                   thread, Shape::kConsumers, kAllMeet);
+    fill_panels<kDim, Shape::kConsumers>(
+        shared.operand, tiled.state.values_at(piece.s, piece.head_k), tiled.state.row, dim, dim_v,
+        thread, [](int) { return 1.0F; });
+    show_products();
+    meet(kAllMeet, Shape::kConsumers);
 
     float dc[kDim / 8][4] = {};
     float t[4] = {};
@@ -403,10 +360,9 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, 1)
       own.sum_rows(e, dw, mass, dot);
       own.exchange(mass, dot, turn, kTeamMeets + own.team, 128 * Shape::kParts);
       const float sum[4] = {mass[0], 0, mass[1], 0};
-      if (!trusted(sum, own.head->exponents)) {
+      if (!trusted(sum, shared.exponents)) {
         careful_tile<kDim>(tiles[0], first, part, part + 1, at.rows(call.q, at.head), call.q.token,
-                           at.count, dim, own.head->exponents, own.alpha * kLog2E,
-                           own.head->taken_out);
+                           at.count, dim, shared.exponents, own.alpha * kLog2E, own.taken_out);
         read_fragments(e, q_block, first);
         own.sum_rows(e, dw, mass, dot);
         own.exchange(mass, dot, 2, kPairMeets + first / 16, 64);
@@ -416,7 +372,6 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, 1)
       own.finish(e, dw, inverse, delta, at.count);
       auto& operand = shared.operands[group][Shape::kOperands > 1 ? turn : 0];
       write_results(q_block, first, dw);
-      if (Shape::kTeams > 1 && round == 0) wait(shared.sums_read, sums_parity);
       own.write_operand(operand, e, delta, at.count);
       show_products();
       meet(kGroupMeets + group, 128);
@@ -447,13 +402,7 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, 1)
       arrive(shared.ring.empty[leaving]);
     }
     add_teams<kDim>(dc, t, shared);
-    sums_parity ^= 1;
-    if (own.team == 0) {
-      write_row_sums<kDim>(tiled, dc, t, own.head->exponents.w, item);
-      meet(kGroupMeets + group, 128);
-    }
-    if (elected) arrive(shared.head_ring.empty[heads.slot]);
-    heads.advance();
+    if (own.team == 0) write_row_sums<kDim>(tiled, dc, t, shared.exponents.w, item);
   }
 #endif
 }
