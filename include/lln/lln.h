@@ -6,6 +6,7 @@
 #include "lln/decode.h"
 #include "lln/error.h"
 #include "lln/exec.h"
+#include "lln/instruments.h"
 #include "lln/moments.h"
 #include "lln/problem.h"
 #include "lln/tensor.h"
