@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "conformance/data.h"
+#include "fit_table.h"
 #include "lln/attention.h"
 #include "lln/error.h"
 #include "lln/moments.h"
@@ -35,6 +36,7 @@ struct Request {
   std::uint64_t seed = 1;
   int threads = 0;
   bool json = false;
+  std::string table;  // a file to write: tables instead of lines
 };
 
 struct Point {
@@ -226,6 +228,13 @@ Json to_json(const Request& request, const std::vector<Fit>& fits) {
 }
 
 int run(const Request& request) {
+  if (!request.table.empty()) {
+    return make_table({.path = request.table,
+                       .samples = request.samples,
+                       .seed = request.seed,
+                       .threads = request.threads,
+                       .json = request.json});
+  }
   if (!(request.range[0] < request.range[1])) {
     throw UsageError(fmt::format("--range {} {} is empty: give the lower end first",
                                  request.range[0], request.range[1]));
@@ -252,26 +261,38 @@ Verb add_fit(CLI::App& program) {
   CLI::App* command =
       program.add_subcommand("fit", "Re-estimate the constants of moment matching by simulation");
   const auto request = std::make_shared<Request>();
-  command->add_option("--dim", request->dims, "Channels of q and k, one fit for each")
-      ->check(CLI::Range(1, 256))
-      ->capture_default_str();
-  command->add_option("--tokens", request->tokens, "Queries, and keys")
-      ->check(CLI::Range(2, 65536))
-      ->capture_default_str();
-  command->add_option("--range", request->range, "Least and largest sigma of q and k")
-      ->expected(2)
-      ->check(CLI::Range(1e-3, 20.0))
-      ->capture_default_str();
-  command->add_option("--samples", request->samples, "Attention matrices of each fit")
+  CLI::Option* const dim =
+      command->add_option("--dim", request->dims, "Channels of q and k, one fit for each")
+          ->check(CLI::Range(1, 256))
+          ->capture_default_str();
+  CLI::Option* const tokens = command->add_option("--tokens", request->tokens, "Queries, and keys")
+                                  ->check(CLI::Range(2, 65536))
+                                  ->capture_default_str();
+  CLI::Option* const range =
+      command->add_option("--range", request->range, "Least and largest sigma of q and k")
+          ->expected(2)
+          ->check(CLI::Range(1e-3, 20.0))
+          ->capture_default_str();
+  command
+      ->add_option("--samples", request->samples,
+                   "Attention matrices of each fit; with --table, heads of 16 channels and 4096 "
+                   "tokens")
       ->check(CLI::Range(3, 1000000))
       ->capture_default_str();
   command->add_option("--seed", request->seed, "Of the random numbers")->capture_default_str();
+  command
+      ->add_option("--table", request->table,
+                   "Write the tables of modes exact and entropy to this file instead")
+      ->excludes(dim)
+      ->excludes(tokens)
+      ->excludes(range);
   add_threads_option(*command, request->threads);
   add_json_option(*command, request->json);
   command->footer(
       help_footer("  lln fit\n"
                   "  lln fit --dim 64 --samples 512 --seed 7\n"
-                  "  lln fit --dim 40 56 --tokens 1024 --range 0.5 2 --json\n"));
+                  "  lln fit --dim 40 56 --tokens 1024 --range 0.5 2 --json\n"
+                  "  lln fit --table src/math/matching_table.h --samples 1024\n"));
   return {command, [request] { return run(*request); }};
 }
 
