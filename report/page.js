@@ -20,7 +20,7 @@ function button(label, title, act) {
   return made;
 }
 
-// ---- Parts ---------------------------------------------------------------------------------------
+// ---- Parts -------------------------------------------------------------------------------------
 
 function mean(values) {
   const finite = values.filter(Number.isFinite);
@@ -55,13 +55,13 @@ function summaryTable() {
 }
 
 function summarySection() {
-  const several = data.results.some((e) => e.head !== null && e.head !== undefined);
+  const several = data.results.some((e) => Number.isFinite(e.head));
   const sentence = (several
     ? "Means over all layers and heads; the verdicts are counted. "
     : "") +
     "Low entropy with a small gap is unbiased concentration: every query reads keys of its own. " +
-    "Low entropy with a large gap is biased: all queries read the same few keys. Diffuse attention " +
-    "reads more than half of all keys.";
+    "Low entropy with a large gap is biased: all queries read the same few keys. Diffuse " +
+    "attention reads more than half of all keys.";
   return element("section", { id: "summary" }, [
     element("div", { class: "head" }, element("h2", {}, "In numbers")),
     element("p", {}, sentence), summaryTable(),
@@ -113,13 +113,14 @@ function fillHeading() {
 }
 
 function fillFigures() {
-  const heads = [...new Set(data.results.filter((e) => e.histogram).map(headName))]
+  const heads = [...new Set(data.results.map(headName))]
     .map((name) => ({ value: name, text: name }));
   const kinds = bySeries(data.results).map(({ key, label }) => ({ value: key, text: label }));
   const sections = [
     data.results.length ? summarySection() : null,
     figureSection(() => centralFigure(data)),
     figureSection((kind) => headsFigure(data, kind), kinds, "Attention"),
+    figureSection((head) => positionFigure(data, head), heads, "Of"),
     figureSection(() => matchingFigure(data)),
     figureSection((head) => histogramFigure(data, head), heads, "Of"),
     figureSection((head) => quantileFigure(data, head), heads, "Of"),
@@ -131,7 +132,7 @@ function fillFigures() {
   document.getElementById("main").append(...sections.filter(Boolean));
 }
 
-// ---- Theme and size ------------------------------------------------------------------------------
+// ---- Theme and size ----------------------------------------------------------------------------
 
 const system = window.matchMedia("(prefers-color-scheme: dark)");
 let picked = null;  // what the switch says; null: what the system says

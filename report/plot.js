@@ -106,7 +106,9 @@ function sizeText(megabytes) {
 function tickText(value) {
   if (value === 0) return "0";
   const size = Math.abs(value);
-  if (size >= 1e5 || size < 1e-3) return value.toExponential(0).replace("e+", "e").replace(/-/g, "−");
+  if (size >= 1e5 || size < 1e-3) {
+    return value.toExponential(0).replace("e+", "e").replace(/-/g, "−");
+  }
   return String(Number(value.toPrecision(4))).replace("-", "−");
 }
 
@@ -121,7 +123,8 @@ function drawAxes(group, panel, scales, size) {
     group.append("g").attr("class", "axis")
       .attr("transform", across ? `translate(0,${size.height})` : null).call(drawn);
   }
-  group.append("line").attr({ class: "base", x1: 0, x2: size.width, y1: size.height, y2: size.height });
+  group.append("line")
+    .attr({ class: "base", x1: 0, x2: size.width, y1: size.height, y2: size.height });
   richText(group.append("text").attr({ class: "axis-label", x: size.width / 2, y: size.height + 38,
     "text-anchor": "middle" }), panel.x.label);
   richText(group.append("text").attr({ class: "panel-title", x: -MARGIN.left + 2, y: -14 }),
@@ -166,15 +169,18 @@ const DRAW = {
       .attr("y1", (p) => scales.y(p.y - p.error)).attr("y2", (p) => scales.y(p.y + p.error))
       .style("stroke", `var(${layer.style.color})`).style("stroke-width", 1.25);
   },
+  // A share of the warm colour over the cold one: plain opacity, which every program that reads SVG
+  // knows.
   cells(group, layer, scales) {
     const width = Math.abs(scales.x(1) - scales.x(0)), height = Math.abs(scales.y(1) - scales.y(0));
-    group.selectAll(null).data(layer.points).enter().append("rect").attr("class", "mark")
-      .attr("x", (p) => scales.x(p.x) - width / 2 + 0.5)
-      .attr("y", (p) => scales.y(p.y) - height / 2 + 0.5)
-      .attr("width", Math.max(1, width - 1)).attr("height", Math.max(1, height - 1)).attr("rx", 1.5)
-      .style("fill", (p) => (p.share === null ? "none"
-        : `color-mix(in oklab, var(--warm) ${(100 * p.share).toFixed(1)}%, var(--cold))`))
-      .style("stroke", (p) => (p.share === null ? "var(--line)" : null));
+    for (const [color, opacity] of [["--cold", () => 1], ["--warm", (p) => p.share]]) {
+      group.selectAll(null).data(layer.points.filter((p) => p.share !== null)).enter()
+        .append("rect").attr("class", "mark").attr("rx", 1.5)
+        .attr("x", (p) => scales.x(p.x) - width / 2 + 0.5)
+        .attr("y", (p) => scales.y(p.y) - height / 2 + 0.5)
+        .attr("width", Math.max(1, width - 1)).attr("height", Math.max(1, height - 1))
+        .style("fill", `var(${color})`).style("fill-opacity", opacity);
+    }
   },
 };
 

@@ -13,7 +13,9 @@ function standaloneSvg(svg) {
   copy.querySelectorAll("*").forEach((element, i) => {
     const computed = getComputedStyle(originals[i]);
     element.removeAttribute("class");
-    for (const name of KEPT_STYLES) element.style.setProperty(name, computed.getPropertyValue(name));
+    for (const name of KEPT_STYLES) {
+      element.style.setProperty(name, computed.getPropertyValue(name));
+    }
   });
   const { width, height } = svg.viewBox.baseVal;
   const margin = 16;

@@ -54,9 +54,9 @@ function bySeries(entries) {
 }
 
 function headName(entry) {
-  const layer = entry.layer === null || entry.layer === undefined ? "" : `layer ${entry.layer}`;
-  const head = entry.head === null || entry.head === undefined ? "" : `head ${entry.head}`;
-  return [layer, head].filter(Boolean).join(", ") || "Gaussian input";
+  if (!Number.isFinite(entry.layer)) return "Gaussian input";
+  const name = entry.layer_name ? ` (${entry.layer_name})` : "";
+  return `layer ${entry.layer}${name}, head ${entry.head}`;
 }
 
 function legendOf(groups, extra = []) {

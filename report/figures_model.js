@@ -1,0 +1,120 @@
+// Figures of all heads of a model together, and of what attention costs.
+// SPDX-License-Identifier: Apache-2.0
+"use strict";
+
+function cellPanel(entries, layers, heads, value, label, unit) {
+  const values = entries.map((e) => e[value]).filter(Number.isFinite);
+  const [low, high] = d3.extent(values);
+  return {
+    x: { label: "head; layers from top to bottom", domain: [-0.5, heads.length - 0.5],
+      ticks: d3.range(heads.length).filter((i) => i % Math.ceil(heads.length / 12) === 0),
+      format: (i) => heads[i] },
+    y: { label: `${label}, ${number(low, 2)} to ${number(high, 2)}`, down: true,
+      domain: [-0.5, layers.length - 0.5], ticks: d3.range(layers.length)
+        .filter((i) => i % Math.ceil(layers.length / 16) === 0),
+      format: (i) => layers[i] },
+    height: (width) => Math.max(60, Math.min(420, layers.length * Math.min(34, Math.max(14,
+      width / heads.length)))),
+    layers: [{ type: "cells", style: {}, points: entries.map((e) => ({
+      x: heads.indexOf(e.head), y: layers.indexOf(e.layer),
+      share: Number.isFinite(e[value]) ? (e[value] - low) / (high - low || 1) : null,
+      text: `${headName(e)}\n${unit} ${number(e[value])}\n${e.verdict || ""}` })) }],
+    reach: 60,
+  };
+}
+
+function headsFigure(data, kind) {
+  const entries = data.results.filter((e) => Number.isFinite(e.head) && seriesOf(e).key === kind);
+  if (entries.length < 2) return null;
+  const layers = [...new Set(entries.map((e) => e.layer))];
+  const heads = [...new Set(entries.map((e) => e.head))].sort((a, b) => a - b);
+  return {
+    id: "heads",
+    title: "Layer by layer, head by head",
+    caption: "Darker is larger on white, brighter is larger on black. Heads of low entropy " +
+      "pick few keys; where their gap is large as well, all queries pick the same ones.",
+    columns: 3,
+    panels: [
+      cellPanel(entries, layers, heads, "entropy_nats", "Entropy", "entropy, nats"),
+      cellPanel(entries, layers, heads, "spectral_gap", "Gap", "gap"),
+      cellPanel(entries, layers, heads, "temperature", "Temperature", "temperature"),
+    ],
+  };
+}
+
+// Theory on real heads: what Gaussian theory predicts from the moments alone, and what is there.
+function theoryFigure(data) {
+  const entries = data.results.filter((e) => Number.isFinite(e.head) && e.theory.entropy);
+  if (entries.length < 2) return null;
+  const groups = bySeries(entries);
+  const panel = (name, label) => {
+    const has = entries.filter((e) => e.theory[name]);
+    const both = d3.extent(has.flatMap((e) => [e.theory[name].predicted, e.theory[name].measured]));
+    return {
+      x: { label: "predicted" }, y: { label },
+      layers: [{ type: "line", key: "equal", style: THEORY,
+        points: both.map((v) => ({ x: v, y: v })) }].concat(groups.map((group) => ({
+          type: "points", key: group.key, style: { ...group.style, opacity: 0.8 },
+          points: group.entries.filter((e) => e.theory[name]).map((e) => ({
+            x: e.theory[name].predicted, y: e.theory[name].measured,
+            text: `${group.label}, ${headName(e)}\n` +
+              `predicted ${number(e.theory[name].predicted)}\n` +
+              `measured ${number(e.theory[name].measured)}` })) }))),
+    };
+  };
+  return {
+    id: "theory",
+    title: "Log-normal theory on these heads",
+    caption: "One mark for each head. Predictions use nothing but the moments of q and k and " +
+      "assume that they are Gaussian; on the grey line they are right.",
+    legend: legendOf(groups.map((g) => ({ ...g, style: { ...g.style, line: false } })),
+      [{ key: "equal", label: "predicted = measured", style: THEORY }]),
+    panels: [panel("entropy", "Measured entropy, nats"),
+      panel("log_variance", "Measured Var(ln P)")],
+  };
+}
+
+const COST_SERIES = {
+  softmax: { label: "softmax", style: { color: "--softmax", symbol: "circle", width: 3 } },
+  lln_diag: { label: "LLN+Diag", style: { color: "--diag", symbol: "square" } },
+  lln: { label: "LLN", style: { color: "--lln", symbol: "diamond", width: 1.25 } },
+};
+
+function costFigure(data) {
+  if (!data.cost || !data.cost.rows.length) return null;
+  const rows = data.cost.rows;
+  const names = Object.keys(COST_SERIES).filter((name) => rows[0][name]);
+  const tokens = rows.map((r) => r.tokens);
+  const ticks = tokens.filter((_, i) => (tokens.length - 1 - i) % 2 === 0);
+  const layersOf = (value, factor, textOf) => names.map((name) => ({
+    type: "line", key: name, style: COST_SERIES[name].style,
+    points: rows.map((r) => ({ x: r.tokens, y: r[name][value] * factor,
+      hollow: value === "seconds" && r[name].predicted,
+      text: `${COST_SERIES[name].label}, ${r.tokens} tokens\n${textOf(r[name][value] * factor)}` +
+        (value === "seconds" && r[name].predicted ? " (predicted)" : "") })) }));
+  const matrix = { color: "--theory", dash: "5 4", width: 1.5 };
+  const some = rows.some((r) => names.some((name) => r[name].predicted));
+  return {
+    id: "cost",
+    title: "Time and memory against the number of tokens",
+    caption: `One forward call, f32, ${data.cost.heads} heads of ${data.cost.dim} channels, ` +
+      `${data.cost.threads} thread${data.cost.threads === 1 ? "" : "s"} of this machine. Memory ` +
+      "is inputs, output and scratch memory: the softmax here streams its rows, so only time " +
+      "tells them apart; the N × N matrix that a plain implementation stores is drawn for " +
+      "comparison." + (some
+        ? " Hollow marks are predicted from the call before: the call would take too long." : ""),
+    legend: names.map((name) => ({ key: name, ...COST_SERIES[name] }))
+      .concat([{ key: "matrix", label: "N × N matrix", style: matrix }]),
+    panels: [
+      { x: { label: "tokens, N", log: true, ticks, format: String },
+        y: { label: "Time of one call", log: true, format: timeText },
+        layers: layersOf("seconds", 1e3, timeText) },
+      { x: { label: "tokens, N", log: true, ticks, format: String },
+        y: { label: "Memory of one call", log: true, format: sizeText },
+        layers: layersOf("bytes", 1e-6, sizeText).concat([{
+          type: "line", key: "matrix", style: matrix,
+          points: rows.map((r) => ({ x: r.tokens, y: r.matrix_bytes * 1e-6,
+            text: `N × N matrix, ${r.tokens} tokens\n${sizeText(r.matrix_bytes * 1e-6)}` })) }]) },
+    ],
+  };
+}
