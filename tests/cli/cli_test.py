@@ -11,12 +11,13 @@ import pty
 import re
 import resource
 import subprocess
+import tempfile
 import unittest
 
 import safetensors_file
 from program import PROGRAM, Scratch, lln
 
-VERBS = ["info", "check", "explain", "bench", "run", "fit", "demo"]
+VERBS = ["info", "check", "explain", "bench", "run", "fit", "analyze", "demo"]
 
 
 def one_gib():
@@ -187,20 +188,42 @@ class Check(unittest.TestCase):
 
 
 class Demo(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        """One run of each sort: a demo takes its time."""
+        with tempfile.TemporaryDirectory(prefix="lln_cli_") as folder:
+            cls.report = os.path.join(folder, "demo.html")
+            run = ("demo", "--report", cls.report, "--max-n")
+            cls.text = lln(*run, 1500).stdout
+            cls.files = os.listdir(folder)
+            with open(cls.report, encoding="utf-8") as file:
+                cls.page = file.read()
+            cls.json = json.loads(lln(*run, 2048, "--threads", 1, "--json").stdout)
+
     def test_small_demo(self):
-        text = lln("demo", "--max-n", 1500).stdout
+        text = self.text
         self.assertRegex(text, r"\n +512 .*\n +1024 .*\n\n")
         self.assertRegex(text, r"\nDecoding: .*\n(.*\n)+ +512 .*\n\nLargest difference")
         self.assertRegex(text, r"\nMoment matching: .*\n(.*\n)+ +1\.0 .*\n")
+        self.assertIn(f"\nReport: {self.report}\n", text)
         self.assertIn("What to try next", text)
         self.assertLessEqual(max(map(len, text.splitlines())), 100 + len(PROGRAM))
         for command in re.findall(re.escape(PROGRAM) + r" (explain .*)", text):
             lln(*command.split())
 
+    def test_report(self):
+        self.assertEqual(self.files, ["demo.html"])
+        start = self.page.index('type="application/json">') + len('type="application/json">')
+        data = json.loads(self.page[start : self.page.index("</script>", start)])
+        self.assertEqual(len({e["kind"] for e in data["sweep"]}), 7)
+        self.assertEqual([row["tokens"] for row in data["cost"]["rows"]], [512, 1024])
+
     def test_json(self):
-        result = json.loads(lln("demo", "--max-n", 512, "--threads", 1, "--json").stdout)
-        self.assertEqual([row["tokens"] for row in result["rows"]], [512])
+        result = self.json
+        self.assertEqual([row["tokens"] for row in result["rows"]], [512, 1024, 2048])
         self.assertEqual(result["threads"], 1)
+        self.assertEqual(result["report"], self.report)
+        self.assertGreater(result["rows"][0]["lln"]["seconds"], 0)
         for kind in ("lln_diag", "softmax"):
             self.assertLess(result["relative_error"][kind], 1e-5)
             self.assertGreater(result["rows"][0][kind]["seconds"], 0)
@@ -208,7 +231,7 @@ class Demo(unittest.TestCase):
         self.assertEqual(result["rows"][0]["matrix_bytes"], 4 * 512 * 512 * 4)
 
     def test_json_of_decoding(self):
-        result = json.loads(lln("demo", "--max-n", 2048, "--json").stdout)["decoding"]
+        result = self.json["decoding"]
         self.assertLess(result["relative_difference"], 1e-5)
         self.assertGreater(result["state_bytes"], 4 * 64 * 64 * 4)
         self.assertEqual([row["tokens"] for row in result["rows"]], [512, 2048])
@@ -218,7 +241,7 @@ class Demo(unittest.TestCase):
             self.assertEqual(row["cache_bytes"], row["tokens"] * 4 * 2 * 64 * 4)
 
     def test_json_of_matching(self):
-        result = json.loads(lln("demo", "--max-n", 512, "--json").stdout)["matching"]
+        result = self.json["matching"]
         self.assertEqual((result["tokens"], result["dim"]), (512, 64))
         for row in result["rows"]:
             self.assertAlmostEqual(row["target"] / row["sigma"] ** 4, 1, delta=0.05)
