@@ -42,6 +42,48 @@ function headsFigure(data, kind) {
   };
 }
 
+// Entropy and gap in one plane, cut as concentration_verdict() of the library does.
+function verdictFigure(data) {
+  const all = data.results.concat(data.sweep || []).filter((e) => Number.isFinite(e.spectral_gap));
+  const n = all.length ? all[0].n : 0;
+  if (all.length < 2 || all.some((e) => e.n !== n)) return null;
+  const groups = bySeries(all.filter((e) => e.matching !== "none"));
+  const most = Math.log(n), diffuse = most - Math.LN2;
+  const low = Math.max(0, d3.min(all, (e) => e.entropy_nats) - 0.35);
+  const floor = Math.max(0, d3.min(all, (e) => e.spectral_gap) - 0.08);
+  const border = d3.range(0, 81).map((i) => {
+    const x = low + ((diffuse - low) * i) / 80;
+    const own = Math.min(1, Math.sqrt((Math.exp(2 * (most - x)) - 1) / n));
+    return { x, y: 1 - own / 4 };
+  });
+  const wall = [{ x: diffuse, y: floor }, { x: diffuse, y: 1.02 }];
+  const labels = [{ x: low, y: floor + 0.03, label: "unbiased" },
+    { x: low, y: 1, label: "biased" },
+    { x: diffuse, y: floor + 0.03, label: "diffuse" }];
+  return {
+    id: "verdict",
+    title: "Biased or unbiased",
+    caption: "Every mark is one attention matrix. To the left of the upright line rows read less " +
+      "than half of the keys. Below the curve the second eigenvalue is as large as rows that pick " +
+      "their own keys would make it: concentration is unbiased. Above it all rows pick the same.",
+    legend: legendOf(groups.map((g) => ({ ...g, style: { ...g.style, line: false } }))),
+    panels: [{
+      x: { label: "mean row entropy, nats", domain: [low, most + 0.05] },
+      y: { label: "Spectral gap, 1 − |λ_2|", domain: [floor, 1.02] },
+      height: (width) => Math.max(260, Math.min(400, width * 0.45)),
+      layers: [{ type: "line", key: "", style: THEORY, points: border },
+        { type: "line", key: "", style: THEORY, points: wall },
+        { type: "labels", key: "", style: {}, points: labels }].concat(
+        groups.map((group) => ({ type: "points", key: group.key,
+          style: { ...group.style, opacity: 0.85 },
+          points: group.entries.map((e) => ({ x: e.entropy_nats, y: e.spectral_gap,
+            text: `${group.label}\n${Number.isFinite(e.layer) ? headName(e)
+              : `σ ${number(e.sigma_q, 2)}`}\nentropy ${number(e.entropy_nats)}, ` +
+              `gap ${number(e.spectral_gap)}\n${e.verdict || ""}` })) }))),
+    }],
+  };
+}
+
 // Theory on real heads: what Gaussian theory predicts from the moments alone, and what is there.
 function theoryFigure(data) {
   const entries = data.results.filter((e) => Number.isFinite(e.head) && e.theory.entropy);

@@ -120,6 +120,7 @@ function fillFigures() {
     data.results.length ? summarySection() : null,
     figureSection(() => centralFigure(data)),
     figureSection((kind) => headsFigure(data, kind), kinds, "Attention"),
+    figureSection(() => verdictFigure(data)),
     figureSection((head) => positionFigure(data, head), heads, "Of"),
     figureSection(() => matchingFigure(data)),
     figureSection((head) => histogramFigure(data, head), heads, "Of"),

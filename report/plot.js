@@ -169,6 +169,11 @@ const DRAW = {
       .attr("y1", (p) => scales.y(p.y - p.error)).attr("y2", (p) => scales.y(p.y + p.error))
       .style("stroke", `var(${layer.style.color})`).style("stroke-width", 1.25);
   },
+  labels(group, layer, scales) {
+    group.selectAll(null).data(layer.points).enter().append("text").attr("class", "note")
+      .attr("x", (p) => scales.x(p.x)).attr("y", (p) => scales.y(p.y)).attr("dx", 6)
+      .attr("dy", "0.35em").text((p) => p.label);
+  },
   // A share of the warm colour over the cold one: plain opacity, which every program that reads SVG
   // knows.
   cells(group, layer, scales) {
@@ -263,6 +268,7 @@ function drawLegend(svg, entries, width) {
 function drawFigure(host, figure) {
   const width = host.clientWidth;
   host.textContent = "";
+  if (width === 0) return;  // not shown
   const svg = d3.select(host).append("svg").attr("role", "img").attr("aria-label", figure.title);
   const columns = width >= TWO_COLUMNS ? Math.min(figure.panels.length, figure.columns || 2) : 1;
   const panelWidth = (width - GAP * (columns - 1)) / columns;

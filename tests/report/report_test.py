@@ -28,10 +28,10 @@ PROGRAM = os.path.abspath(sys.argv.pop(1))
 NO_BROWSER = "no headless browser: install chromium-headless-shell"
 HOSTILE = ("</script><script>document.title='owned'</script><img src=x onerror=alert(1)>"
            "&lt;b&gt;<!--")
-GAUSSIAN_FIGURES = ["temperature", "matching", "histogram", "quantiles", "fenton", "spectrum",
-                    "cost"]
-DUMP_FIGURES = ["heads", "matching", "histogram", "quantiles", "theory", "fenton", "spectrum",
-                "cost"]
+GAUSSIAN_FIGURES = ["temperature", "verdict", "matching", "histogram", "quantiles", "fenton",
+                    "spectrum", "cost"]
+DUMP_FIGURES = ["heads", "verdict", "matching", "histogram", "quantiles", "theory", "fenton",
+                "spectrum", "cost"]
 PHONE = (390, 844)
 DESKTOP = (1100, 900)
 
