@@ -43,7 +43,7 @@ struct AttentionMatrix {
   ConstView q = {};  // of all kinds but `given`; finite
   ConstView k = {};  // as many tokens as q, same dim and dtype
   ConstView p = {};  // kind given: [1, 1, tokens, tokens], not negative, rows sum to one
-  // Row i sees keys j <= i. A given matrix is causal when it says so itself, by zeros.
+  // Row i sees keys j <= i. Of a given matrix: its entries above the diagonal are zero.
   bool causal = false;
   // Kinds lln and lln_diag. The maps other than exp are used with alpha = beta = 1.
   double alpha = 1, beta = 1;
@@ -61,15 +61,15 @@ struct AttentionMatrix {
 ConstView head_view(const ConstView& x, std::int64_t sequence, std::int64_t head) noexcept;
 
 // The kind as text: softmax, lln, lln+diag64, diag64, elu, relu, softplus, power2 (or any other
-// power), quadratic, performer or performer256, linear. Sets the fields that the text speaks of.
-// Throws Error naming what is known.
+// power), elu+diag64 and so on, quadratic, performer or performer256, linear. Sets the fields that
+// the text speaks of. Throws Error naming what is known.
 void parse_matrix(std::string_view text, AttentionMatrix& matrix);
 std::string to_string(const AttentionMatrix& matrix);  // the text; "given" for a given matrix
 
 // What is being done, and how much of it. Called on the thread of the caller, between two pieces of
 // work; an exception that it throws passes through the call, which is how to cancel one.
 struct InstrumentProgress {
-  std::string_view stage;  // "rows", "spectrum", "stationary", "mixing"
+  std::string_view stage;  // "rows", "spectrum", "stationary", "mixing", "norm"
   std::int64_t done = 0;   // blocks of rows, or applications of P
   std::int64_t total = 0;  // at most; iterations may need fewer
 };
@@ -231,8 +231,7 @@ struct ChainStatistics {
   // Measured from `starts` rows: a lower bound where these are not all. Nothing: not in max_steps.
   std::optional<std::int64_t> mixing_time;
   std::vector<double> distance;  // the largest total variation distance to pi after steps 1, 2, ...
-  // |P|_F^2 / |P|_2^2: 1 when all rows agree, tokens for a permutation.
-  double effective_rank = 0;
+  double spectral_norm = 0;      // |P|_2, the largest singular value
 };
 
 ChainStatistics chain_statistics(const AttentionMatrix& matrix, const Spectrum& spectrum,
@@ -296,6 +295,9 @@ struct Examination {
   // softmax: 1 / sqrt(sigma_q^2 sigma_k^2 + c_cross). Others: 1 / sqrt(Var(ln P)) as measured; none
   // where rows are causal. Infinite where all weights are equal.
   std::optional<double> temperature;
+  // |P|_F^2 / |P|_2^2, the stable rank: 1 when all rows are equal, tokens for a permutation. Where
+  // there is a chain.
+  std::optional<double> effective_rank;
   Theory theory;
   std::optional<Verdict> verdict;  // where there is a spectrum
 };
