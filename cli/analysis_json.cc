@@ -167,8 +167,7 @@ Json chain_json(const Samples& samples) {
                                                return std::optional<double>(
                                                    static_cast<double>(*e.chain->mixing_time));
                                              }))
-                               : Json()},
-      {"effective_rank", number(mean(samples, of_chain(&ChainStatistics::effective_rank)))}};
+                               : Json()}};
 }
 
 // What a figure shows, of the first sample.
@@ -267,6 +266,8 @@ Json to_json(const HeadFinding& finding) {
                                       }))}});
   }
   json["top_mass"] = top;
+  json["effective_rank"] =
+      number(mean(samples, [](const Examination& e) { return e.effective_rank; }));
   json["log_excess_kurtosis"] = number(mean(samples, of_log(&LogNormality::excess_kurtosis)));
   json["zeros"] = number(mean(samples, of_log(&LogNormality::zeros)));
   if (first.inputs) {

@@ -65,7 +65,7 @@ def second_eigenvalue(rows):
     return total ** (1 / 40)
 
 
-class Gaussian(Scratch):
+class AnalyzeGaussian(Scratch):
     def test_the_published_table(self):
         """D = 64, N = 512, means of 8 seeds: entropy within 1%, gap within 0.02."""
         expected = {
@@ -136,11 +136,13 @@ class Gaussian(Scratch):
         self.assertLessEqual(max(map(len, text.splitlines())), 100)
 
 
-class Files(Scratch):
-    def dump(self, name="in", **tensors):
-        safetensors_file.write(self.path(name), tensors)
-        return self.path(name)
+class Dumps(Scratch):
+    def dump(self, **tensors):
+        safetensors_file.write(self.path("in"), tensors)
+        return self.path("in")
 
+
+class AnalyzeFiles(Dumps):
     def test_plain_evaluation(self):
         q, k = self.normal(1, 2, 24, 8), self.normal(1, 2, 24, 8)
         found = analyze(self.dump(q=q, k=k), "--kinds", "softmax")
@@ -200,7 +202,7 @@ class Files(Scratch):
                         5 * e["entropy"]["standard_error"])
 
 
-class Faults(Files):
+class AnalyzeFaults(Dumps):
     def fault(self, *arguments, expect, text):
         error = lln("analyze", *arguments, expect=expect).stderr
         self.assertRegex(error, text)
@@ -245,7 +247,7 @@ class Faults(Files):
                    text="there is no folder")
 
 
-class Report(Files):
+class AnalyzeReport(Scratch):
     def test_written_and_named(self):
         path = self.path("out.html")
         text = lln("analyze", "--gaussian", "n=48,d=8,seeds=2", "--kinds", "softmax,lln",
