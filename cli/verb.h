@@ -41,6 +41,7 @@ Verb add_explain(CLI::App& program);
 Verb add_bench(CLI::App& program);
 Verb add_run(CLI::App& program);
 Verb add_fit(CLI::App& program);
+Verb add_calibrate(CLI::App& program);
 Verb add_demo(CLI::App& program, const std::string& program_path);
 
 // Options with one meaning in all verbs.
