@@ -34,7 +34,7 @@ ALLOWED_INCLUDES = {
     "conformance": {"lln", "math", "api/kernel.h", "fmt", "cuda_runtime.h"},
     "bench": {"lln", "math", "io", "conformance", "cpu/highway.h", "fmt", "hwy", "cuda_runtime.h",
               "cuda_bf16.h", "cuda_fp16.h"},
-    "cli": {"lln", "io", "conformance", "bench", "fmt", "CLI", "nlohmann"},
+    "cli": {"lln", "io", "conformance", "bench", "fmt", "CLI", "nlohmann", "Eigen"},
 }
 SYSTEM_FOLDERS = ("cli", "src/io", "src/cpu", "src/cuda")
 TORCH = {"torch", "ATen", "c10"}
