@@ -73,27 +73,28 @@ Examination examine_briefly(const AttentionMatrix& matrix, const InstrumentOptio
 
 }  // namespace
 
-bool has_scales(const AttentionMatrix& matrix) noexcept {
+bool has_scales(const KindRequest& kind) noexcept {
+  const AttentionMatrix& matrix = kind.matrix;
   return (matrix.kind == MatrixKind::lln || matrix.kind == MatrixKind::lln_diag) &&
          matrix.feature == Feature::exp;
 }
 
-std::vector<AttentionMatrix> parse_kinds(const std::vector<std::string>& texts) {
-  std::vector<AttentionMatrix> kinds;
-  std::vector<std::string> names;
-  for (const std::string& text : texts) {
-    AttentionMatrix matrix;
+std::vector<KindRequest> parse_kinds(const std::vector<std::string>& names) {
+  std::vector<KindRequest> kinds;
+  std::vector<std::string> seen;
+  for (const std::string& name : names) {
+    KindRequest kind{name, {}};
     try {
-      parse_matrix(text, matrix);
+      parse_matrix(name, kind.matrix);
     } catch (const Error& e) {
       throw UsageError(fmt::format("--kinds: {}", e.what()));
     }
-    const std::string name = to_string(matrix);
-    if (std::find(names.begin(), names.end(), name) != names.end()) {
+    const std::string text = to_string(kind.matrix);
+    if (std::find(seen.begin(), seen.end(), text) != seen.end()) {
       throw UsageError(fmt::format("--kinds: {} is there twice", name));
     }
-    names.push_back(name);
-    kinds.push_back(matrix);
+    seen.push_back(text);
+    kinds.push_back(std::move(kind));
   }
   return kinds;
 }
@@ -108,15 +109,15 @@ LayerFindings analyze_layer(const AnalysisLayer& layer, const AnalysisRequest& r
   LayerFindings found{{}, std::move(scales.report)};
   for (std::int64_t h = 0; h < heads; ++h) {
     const std::int64_t key_head = h * heads_k / heads;
-    for (const AttentionMatrix& kind : request.kinds) {
+    for (const KindRequest& kind : request.kinds) {
       HeadFinding& finding = found.heads.emplace_back();
       finding.layer = layer.index;
       finding.layer_name = layer.name;
       if (layer.index) finding.head = h;
-      finding.kind = to_string(kind);
+      finding.kind = kind.name;
       if (has_scales(kind)) finding.matching = request.matching;
       for (std::int64_t s = 0; s < samples; ++s) {
-        AttentionMatrix matrix = kind;
+        AttentionMatrix matrix = kind.matrix;
         matrix.q = head_view(layer.q, s, h);
         matrix.k = head_view(layer.k, s, key_head);
         matrix.causal = request.causal;

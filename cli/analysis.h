@@ -15,19 +15,24 @@
 
 namespace lln::cli {
 
+struct KindRequest {
+  std::string name;        // as it was asked for: "lln+diag64", "performer"
+  AttentionMatrix matrix;  // q and k are not set
+};
+
 struct AnalysisRequest {
-  std::vector<AttentionMatrix> kinds = {};  // their q and k are not set
-  Matching matching = Matching::per_head;   // of the kinds with alpha and beta
+  std::vector<KindRequest> kinds = {};
+  Matching matching = Matching::per_head;  // of the kinds with alpha and beta
   bool causal = false;
   std::int64_t rows = 0;  // of each matrix that are looked at; 0: all
   // Entropy, ln P and the gap alone: neither the chain nor what a figure of one head shows.
   bool brief = false;
 };
 
-// "softmax", "lln+diag64" and so on. Throws UsageError for a text that is none, or comes twice.
-std::vector<AttentionMatrix> parse_kinds(const std::vector<std::string>& texts);
+// Throws UsageError for a name that is none, or comes twice.
+std::vector<KindRequest> parse_kinds(const std::vector<std::string>& names);
 // Whether alpha and beta play a part: LLN and LLN+Diag with the exponential.
-bool has_scales(const AttentionMatrix& matrix) noexcept;
+bool has_scales(const KindRequest& kind) noexcept;
 
 struct AnalysisLayer {
   std::optional<std::int64_t> index = {};  // none where there is no model behind the data

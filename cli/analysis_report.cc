@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "bench/machine.h"
@@ -19,7 +20,8 @@ namespace {
 // concentrated than theory covers.
 constexpr std::array kSweep = {0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4};
 constexpr std::int64_t kSweepSeeds = 2;
-constexpr std::array kModes = {Matching::none, Matching::paper, Matching::per_head};
+constexpr std::array kModes = {Matching::none, Matching::paper, Matching::per_head, Matching::exact,
+                               Matching::entropy};
 
 void append(const LayerFindings& found, bool brief, Json& list) {
   for (const HeadFinding& head : found.heads) {
@@ -47,8 +49,9 @@ Json sweep_temperature(const GaussianSpec& spec, const AnalysisRequest& request,
   const double ratio = std::sqrt(spec.sigma_q / spec.sigma_k);
   AnalysisRequest others = request, lln = request;
   others.brief = lln.brief = true;
-  std::erase_if(others.kinds, [](const AttentionMatrix& m) { return to_string(m) == "lln"; });
-  std::erase_if(lln.kinds, [](const AttentionMatrix& m) { return to_string(m) != "lln"; });
+  const auto in_every_mode = [](const KindRequest& kind) { return kind.name == "lln"; };
+  std::erase_if(others.kinds, in_every_mode);
+  std::erase_if(lln.kinds, std::not_fn(in_every_mode));
   for (const double sigma : kSweep) {
     now.sigma_q = sigma * ratio;
     now.sigma_k = sigma / ratio;

@@ -228,7 +228,7 @@ Verb add_analyze(CLI::App& program, const std::string& command_line) {
   command
       ->add_option("--matching", request->matching,
                    "How alpha and beta are set; per_head where not given")
-      ->check(CLI::IsMember({"none", "paper", "per_head", "frozen"}));
+      ->check(CLI::IsMember({"none", "paper", "per_head", "exact", "entropy", "frozen"}));
   command->add_flag("--causal", request->causal, "Row i sees keys j <= i: entropy by position");
   command->add_option("--rows", request->rows, "Rows of each matrix to look at; 0: all")
       ->check(CLI::NonNegativeNumber)

@@ -8,29 +8,29 @@
 
 namespace lln::cli {
 
-using Rows = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;  // [token, dim]
+using Tokens = Eigen::MatrixXf;  // [token, channel], the tokens of a channel one after another
 
 struct Concentration {
   double log_variance = 0;  // of ln P over all entries
   double entropy = 0;       // mean over rows, in nats
 };
 
-// P = W Kn^T of docs/theory.md, whose factors are probabilities. Unbiased for a head of which these
-// rows are a sample.
-Concentration lln_concentration(const Rows& q, const Rows& k, double alpha, double beta);
+// Of P = W Kn^T as in docs/theory.md, whose factors are probabilities; unbiased for a head of which
+// the queries are a sample.
+Concentration lln_concentration(const Tokens& q, const Tokens& k, double alpha, double beta);
 
 // softmax(q k^T / sqrt(D)) for q and k that are scaled by any numbers: the product of queries and
 // keys is made once.
 class SoftmaxScores {
  public:
-  SoftmaxScores(const Rows& q, const Rows& k);
+  SoftmaxScores(const Tokens& q, const Tokens& k);
   double entropy(double scale) const;  // mean over rows, in nats; scale of q times scale of k
 
  private:
-  Rows scores_;  // [row, key]
+  Eigen::MatrixXf scores_;  // [key, query]
 };
 
-// Standard normal numbers that depend on nothing but the arguments.
-Rows normal_rows(std::uint64_t stream, std::int64_t tokens, std::int64_t dim);
+// Standard normal numbers that depend on the arguments alone.
+Tokens normal_tokens(std::uint64_t stream, std::int64_t tokens, std::int64_t dim);
 
 }  // namespace lln::cli

@@ -15,6 +15,7 @@
 
 #include "conformance/data.h"
 #include "fit_table.h"
+#include "fit_verify.h"
 #include "lln/attention.h"
 #include "lln/error.h"
 #include "lln/moments.h"
@@ -28,6 +29,9 @@ namespace {
 
 constexpr std::int64_t kSamplesAtOnce = 8;  // the batch of a call
 
+// Where the tables are verified unless --dim and --tokens say otherwise.
+const std::vector<std::int64_t> kVerifiedDims = {16, 32, 64, 128}, kVerifiedTokens = {256, 4096};
+
 struct Request {
   std::vector<std::int64_t> dims = {16, 32, 48, 64, 80, 96, 128};
   std::int64_t tokens = 512;
@@ -36,7 +40,8 @@ struct Request {
   std::uint64_t seed = 1;
   int threads = 0;
   bool json = false;
-  std::string table;  // a file to write: tables instead of lines
+  std::string table;    // a file to write: tables instead of lines
+  bool verify = false;  // the tables of the library instead
 };
 
 struct Point {
@@ -228,13 +233,6 @@ Json to_json(const Request& request, const std::vector<Fit>& fits) {
 }
 
 int run(const Request& request) {
-  if (!request.table.empty()) {
-    return make_table({.path = request.table,
-                       .samples = request.samples,
-                       .seed = request.seed,
-                       .threads = request.threads,
-                       .json = request.json});
-  }
   if (!(request.range[0] < request.range[1])) {
     throw UsageError(fmt::format("--range {} {} is empty: give the lower end first",
                                  request.range[0], request.range[1]));
@@ -274,26 +272,50 @@ Verb add_fit(CLI::App& program) {
           ->check(CLI::Range(1e-3, 20.0))
           ->capture_default_str();
   command
-      ->add_option("--samples", request->samples,
-                   "Attention matrices of each fit; with --table, heads of 16 channels and 4096 "
-                   "tokens")
+      ->add_option(
+          "--samples", request->samples,
+          "Attention matrices of each fit; with --table and --verify, heads of 16 channels "
+          "and 4096 tokens, for other sizes accordingly")
       ->check(CLI::Range(3, 1000000))
       ->capture_default_str();
   command->add_option("--seed", request->seed, "Of the random numbers")->capture_default_str();
+  CLI::Option* const verify =
+      command
+          ->add_flag("--verify", request->verify,
+                     "Hold modes exact and entropy against their promises instead")
+          ->excludes(range);
   command
       ->add_option("--table", request->table,
                    "Write the tables of modes exact and entropy to this file instead")
       ->excludes(dim)
       ->excludes(tokens)
-      ->excludes(range);
+      ->excludes(range)
+      ->excludes(verify);
   add_threads_option(*command, request->threads);
   add_json_option(*command, request->json);
   command->footer(
       help_footer("  lln fit\n"
                   "  lln fit --dim 64 --samples 512 --seed 7\n"
                   "  lln fit --dim 40 56 --tokens 1024 --range 0.5 2 --json\n"
+                  "  lln fit --verify --samples 512\n"
                   "  lln fit --table src/math/matching_table.h --samples 1024\n"));
-  return {command, [request] { return run(*request); }};
+  return {command, [request, dim, tokens] {
+            if (!request->table.empty()) {
+              return make_table({.path = request->table,
+                                 .samples = request->samples,
+                                 .seed = request->seed,
+                                 .threads = request->threads,
+                                 .json = request->json});
+            }
+            if (!request->verify) return run(*request);
+            return verify_tables(
+                {.dims = dim->empty() ? kVerifiedDims : request->dims,
+                 .tokens = tokens->empty() ? kVerifiedTokens : std::vector{request->tokens},
+                 .samples = request->samples,
+                 .seed = request->seed,
+                 .threads = request->threads,
+                 .json = request->json});
+          }};
 }
 
 }  // namespace lln::cli

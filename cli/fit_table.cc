@@ -29,7 +29,8 @@ constexpr std::array<std::int64_t, 7> kTokens = {16, 64, 256, 1024, 4096, 16384,
 // Targets sigma_q^2 sigma_k^2, from 1/64 to 16 in steps of a third of an octave.
 constexpr std::size_t kTargets = 31;
 constexpr std::size_t kRungs = 16;  // of the ladder
-constexpr std::int64_t kLeastSamples = 16, kMostSamples = 8192;
+// What --samples counts, and the least number of any size.
+constexpr std::int64_t kBaseDim = 16, kBaseTokens = 4096, kLeastSamples = 12;
 
 double target(std::size_t i) { return std::exp2(static_cast<double>(i) / 3 - 6); }
 
@@ -64,9 +65,15 @@ struct Node {
 // Few channels: the keys make most of the scatter, and another head says more than another row.
 std::int64_t rows_of(std::int64_t dim) { return std::clamp<std::int64_t>(dim, 16, 64); }
 
+// As many numbers for every size, but not more than four times as many heads for short sequences.
+std::int64_t samples_of(std::int64_t samples, std::int64_t dim, std::int64_t tokens) {
+  const std::int64_t heads = samples * kBaseDim / dim;
+  return std::max(std::min(heads * 4, heads * kBaseTokens / tokens), kLeastSamples);
+}
+
 Curves<double> measure(std::int64_t dim, std::int64_t tokens, std::uint64_t stream) {
-  const Rows q = normal_rows(stream * 2, rows_of(dim), dim);
-  const Rows k = normal_rows(stream * 2 + 1, tokens, dim);
+  const Tokens q = normal_tokens(stream * 2, rows_of(dim), dim);
+  const Tokens k = normal_tokens(stream * 2 + 1, tokens, dim);
   const double uniform = std::log(static_cast<double>(tokens));
   Curves<double> curves;
   for (std::size_t i = 0; i < kRungs; ++i) {
@@ -142,8 +149,7 @@ const Estimate& nearest(const std::array<Estimate, kRungs>& curve, double value)
 Node simulate(const TableRequest& request, std::int64_t dim, std::int64_t tokens,
               Parallel& parallel) {
   Node node{.dim = dim, .tokens = tokens};
-  node.samples =
-      std::clamp(request.samples * 16 * 4096 / (dim * tokens), kLeastSamples, kMostSamples);
+  node.samples = samples_of(request.samples, dim, tokens);
   std::vector<Curves<double>> samples(static_cast<std::size_t>(node.samples));
   for_each_task(parallel, node.samples, [&](std::int64_t sample) {
     const std::uint64_t stream =
@@ -196,22 +202,16 @@ std::string header_text(const TableRequest& request, const std::vector<Node>& no
       "// in {:.0f} minutes on {} threads; not to be edited by hand.\n"
       "// SPDX-License-Identifier: Apache-2.0\n"
       "#pragma once\n\n"
-      "#include <array>\n#include <cstdint>\n\n"
+      "#include <array>\n\n#include \"math/matching_rule.h\"\n\n"
       "namespace lln {{\n\n"
-      "inline constexpr std::array<std::int64_t, {}> kTableDims = {{{}}};\n"
-      "inline constexpr std::array<std::int64_t, {}> kTableTokens = {{{}}};\n"
-      "// The first target is 2^-6, each next one 2^(1/3) times the one before.\n"
-      "inline constexpr int kTableTargets = {};\n\n"
       "using MatchingTable =\n"
-      "    std::array<std::array<std::array<float, kTableTargets>, kTableTokens.size()>,\n"
-      "               kTableDims.size()>;\n\n"
+      "    std::array<std::array<std::array<float, kTableTargets>, kTableTokens>, kTableDims>;\n\n"
       "// clang-format off\n"
       "inline constexpr MatchingTable kExactTable = {{{{\n{}}}}};\n\n"
       "inline constexpr MatchingTable kEntropyTable = {{{{\n{}}}}};\n"
       "// clang-format on\n\n"
       "}}  // namespace lln\n",
-      request.samples, request.seed, minutes, ThreadPool(request.threads).workers(), kDims.size(),
-      fmt::join(kDims, ", "), kTokens.size(), fmt::join(kTokens, ", "), kTargets,
+      request.samples, request.seed, minutes, ThreadPool(request.threads).workers(),
       array_text(nodes, &Node::exact), array_text(nodes, &Node::entropy));
 }
 

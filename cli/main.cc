@@ -26,6 +26,7 @@ int main(int argc, char** argv) {
                             cli::add_bench(program),
                             cli::add_run(program),
                             cli::add_fit(program),
+                            cli::add_calibrate(program),
                             cli::add_analyze(program, command_line),
                             cli::add_demo(program, argv[0], command_line)};
   // Looked up before parsing: a command line that cannot be parsed also ends in JSON.
@@ -42,9 +43,9 @@ int main(int argc, char** argv) {
       });
   if (!known) {
     return cli::report_usage_error(
-        fmt::format(
-            "'{}' is no verb: expected info, check, explain, bench, run, fit, analyze or demo",
-            first),
+        fmt::format("'{}' is no verb: expected info, check, explain, bench, run, fit, calibrate, "
+                    "analyze or demo",
+                    first),
         json);
   }
   try {

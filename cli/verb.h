@@ -41,6 +41,7 @@ Verb add_explain(CLI::App& program);
 Verb add_bench(CLI::App& program);
 Verb add_run(CLI::App& program);
 Verb add_fit(CLI::App& program);
+Verb add_calibrate(CLI::App& program);
 // `command_line` is what the report says that it was made by.
 Verb add_analyze(CLI::App& program, const std::string& command_line);
 Verb add_demo(CLI::App& program, const std::string& program_path, const std::string& command_line);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "lln/attention.h"
+#include "lln/calibration.h"
 #include "lln/decode.h"
 #include "lln/error.h"
 #include "lln/exec.h"

@@ -17,7 +17,7 @@ import unittest
 import safetensors_file
 from program import PROGRAM, Scratch, lln
 
-VERBS = ["info", "check", "explain", "bench", "run", "fit", "analyze", "demo"]
+VERBS = ["info", "check", "explain", "bench", "run", "fit", "calibrate", "analyze", "demo"]
 
 
 def one_gib():
@@ -286,6 +286,45 @@ class Fit(unittest.TestCase):
     def test_weights_below_f32_are_an_error(self):
         done = lln("fit", "--dim", 1, "--samples", 4, "--tokens", 64, "--range", 15, 20, expect=3)
         self.assertIn("dim 1: a weight fell below what f32 holds", done.stderr)
+
+
+class Tables(Scratch):
+    def assert_promises(self, result, points):
+        self.assertEqual([(r["dim"], r["tokens"], r["sigma"]) for r in result["results"]], points)
+        for r in result["results"]:
+            with self.subTest(dim=r["dim"], tokens=r["tokens"], sigma=r["sigma"]):
+                variance, entropy = r["exact_variance_miss"], r["entropy_miss"]
+                self.assertLess(variance["standard_error"], 0.03)
+                self.assertLess(entropy["standard_error"], 0.02)
+                self.assertLessEqual(abs(variance["mean"]), 0.03)
+                self.assertLessEqual(abs(entropy["mean"]), 0.02)
+
+    def test_exact_and_entropy_keep_their_promises(self):
+        result = json.loads(lln("fit", "--verify", "--samples", 512, "--json").stdout)
+        sigmas = (0.6, 0.8, 1.0, 1.2, 1.4)
+        self.assert_promises(result, [(d, n, s) for d in (16, 32, 64, 128) for n in (256, 4096)
+                                      for s in sigmas])
+
+    def test_between_the_sizes_of_the_tables(self):
+        between = ["fit", "--verify", "--dim", 48, "--tokens", 1000, "--samples", 512, "--json"]
+        self.assert_promises(json.loads(lln(*between).stdout),
+                             [(48, 1000, s) for s in (0.6, 0.8, 1.0, 1.2, 1.4)])
+
+    def test_seed_decides_and_threads_do_not(self):
+        few = ["fit", "--verify", "--dim", 16, "--tokens", 64, "--samples", 16, "--json"]
+        one = lln(*few, "--threads", 1, expect=None).stdout
+        self.assertEqual(lln(*few, "--threads", 3, expect=None).stdout, one)
+        self.assertNotEqual(lln(*few, "--seed", 2, expect=None).stdout, one)
+
+    def test_what_misses_is_a_failed_check(self):
+        # Far below the tables: 4 channels count as 8.
+        done = lln("fit", "--verify", "--dim", 4, "--tokens", 64, "--samples", 64, expect=1)
+        self.assertIn("failed", done.stdout)
+
+    def test_a_table_needs_a_place_and_no_sizes(self):
+        done = lln("fit", "--table", self.path("none/table.h"), expect=3)
+        self.assertIn("there is no folder", done.stderr)
+        self.assertIn("excludes", lln("fit", "--table", "x", "--dim", 8, expect=2).stderr)
 
 
 class Terminal(Scratch):

@@ -36,7 +36,7 @@ ALLOWED_INCLUDES = {
     "bench": {"lln", "math", "io", "conformance", "cpu/highway.h", "fmt", "hwy", "cuda_runtime.h",
               "cuda_bf16.h", "cuda_fp16.h"},
     "report": set(),
-    "cli": {"lln", "io", "conformance", "bench", "report", "fmt", "CLI", "nlohmann"},
+    "cli": {"lln", "io", "conformance", "bench", "report", "fmt", "CLI", "nlohmann", "Eigen"},
 }
 SYSTEM_FOLDERS = ("cli", "src/io", "src/cpu", "src/cuda")
 TORCH = {"torch", "ATen", "c10"}
