@@ -64,8 +64,9 @@ function verdictFigure(data) {
     id: "verdict",
     title: "Biased or unbiased",
     caption: "Every mark is one attention matrix. To the left of the upright line rows read less " +
-      "than half of the keys. Below the curve the second eigenvalue is as large as rows that pick " +
-      "their own keys would make it: concentration is unbiased. Above it all rows pick the same.",
+      "than half of the keys. Below the curve the second eigenvalue is as large as rows that " +
+      "pick their own keys would make it: concentration is unbiased. Above it all rows pick " +
+      "the same.",
     legend: legendOf(groups.map((g) => ({ ...g, style: { ...g.style, line: false } }))),
     panels: [{
       x: { label: "mean row entropy, nats", domain: [low, most + 0.05] },
