@@ -17,8 +17,10 @@ using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowM
 
 // Up to here all eigenvalues cost less than an Arnoldi iteration can save: half a megabyte.
 constexpr std::int64_t kDenseTokens = 256;
-// The Krylov space: large enough that a crowded rim of the spectrum is resolved without a restart.
-constexpr std::int64_t kKrylov = 48;
+// The Krylov space: large enough that the crowded rim of a spectrum is resolved with few restarts.
+constexpr std::int64_t kKrylov = 40;
+// |lambda_2| is what must converge, and it may be that of a conjugate pair.
+constexpr std::int64_t kConverging = 2;
 // A product smaller than this against its vector is rounding.
 constexpr double kNothing = 1e-13;
 
@@ -86,13 +88,17 @@ class Deflated {
   mutable std::int64_t applications_ = 0;
 };
 
-// Spectra gives out eigenvalues that have converged; an instrument wants the best estimates with
-// their errors as well.
+// Spectra gives out eigenvalues that have converged; an instrument wants the best estimates of all
+// with their errors as well. They are in order already, and sorting would drop those beyond the
+// first few.
 class Arnoldi : public Spectra::GenEigsSolver<Deflated> {
  public:
   using GenEigsSolver::GenEigsSolver;
   Eigenvalue ritz_value(Eigen::Index i) const { return m_ritz_val[i]; }
   double ritz_residual(Eigen::Index i) const { return std::abs(m_ritz_est[i]) * m_fac.f_norm(); }
+
+ protected:
+  void sort_ritzpair(Spectra::SortRule) override {}
 };
 
 Spectrum arnoldi_spectrum(const Weights& weights, const InstrumentOptions& options,
@@ -101,7 +107,7 @@ Spectrum arnoldi_spectrum(const Weights& weights, const InstrumentOptions& optio
   Deflated op(weights, options, parallel);
   Spectrum out;
   out.method = SpectrumMethod::arnoldi;
-  std::vector<Eigenvalue> values = {1};
+  out.eigenvalues = {1};
   Eigen::VectorXd start(n), image(n);
   for (std::int64_t i = 0; i < n; ++i) {
     start[i] = uniform_number(options.seed, static_cast<std::uint64_t>(i)) - 0.5;
@@ -109,23 +115,22 @@ Spectrum arnoldi_spectrum(const Weights& weights, const InstrumentOptions& optio
   start.array() -= start.mean();
   op.perform_op(start.data(), image.data());
   if (image.norm() > kNothing * start.norm()) {
-    const std::int64_t wanted = std::clamp<std::int64_t>(options.eigenvalues - 1, 1, kKrylov / 2);
-    Arnoldi solver(op, wanted, kKrylov);
+    Arnoldi solver(op, kConverging, kKrylov);
     solver.init(image.data());
     const std::int64_t restarts =
-        std::max<std::int64_t>(0, (options.max_applications - kKrylov) / (kKrylov - wanted));
+        std::max<std::int64_t>(0, (options.max_applications - kKrylov) / (kKrylov - kConverging));
     solver.compute(Spectra::SortRule::LargestMagn, restarts, options.tolerance);
-    for (std::int64_t i = 0; i < wanted; ++i) values.push_back(solver.ritz_value(i));
-    out.restarts = solver.num_iterations();
+    for (std::int64_t i = 0; i < options.eigenvalues - 1; ++i) {
+      out.eigenvalues.push_back(solver.ritz_value(i));
+    }
+    out.restarts = solver.num_iterations() - 1;
     out.residual = solver.ritz_residual(0);
-    out.converged = out.residual <= options.tolerance * std::abs(values[1]);
+    out.converged = out.residual <= options.tolerance * std::abs(out.eigenvalues[1]);
   } else {
-    values.push_back(0);
+    out.eigenvalues.push_back(0);
   }
-  sort_eigenvalues(values);
-  out.lambda_2 = std::min(1.0, std::abs(values[1]));
+  out.lambda_2 = std::min(1.0, std::abs(out.eigenvalues[1]));
   out.gap = 1 - out.lambda_2;
-  out.eigenvalues = std::move(values);
   out.applications = op.applications();
   report(options, "spectrum", out.applications, out.applications);
   return out;

@@ -119,23 +119,24 @@ struct Packed {
 
 }  // namespace
 
+// A tile is the right operand as it lies: y [count, rows] = x [count, keys] p [keys, rows].
 void Weights::apply(ConstVectors x, Vectors y, Parallel* parallel) const {
   std::vector<Scratch> scratches = make_scratches(*this, parallel);
-  Packed packed(x.count, parallel);
+  std::vector<double> sums(size(worker_count(parallel) * x.count * kRowBlock));
   parallel_for(parallel, pieces(tokens_, kRowBlock), [&](std::int64_t task, int worker) {
     Scratch& scratch = scratches[static_cast<std::size_t>(worker)];
     const Range rows = piece(tokens_, kRowBlock, task);
-    double* const sum = packed.of_rows(worker);
-    std::fill_n(sum, rows.count * packed.ld, 0.0);
+    double* const sum = sums.data() + worker * x.count * kRowBlock;
     take_rows(rows, scratch);
     for (std::int64_t k = 0; k < pieces(tokens_, kKeyTile); ++k) {
       take_keys(piece(tokens_, kKeyTile, k), scratch);
       make_tile(scratch, false);
-      pack(x, tokens_, scratch.keys, packed.of_keys(worker));
-      multiply(rows.count, packed.ld, scratch.keys.count, {scratch.p.data(), 1, scratch.ld},
-               packed.of_keys(worker), packed.ld, sum, packed.ld, true);
+      multiply(x.count, scratch.ld, scratch.keys.count, {x.data + scratch.keys.first, tokens_, 1},
+               scratch.p.data(), scratch.ld, sum, scratch.ld, k > 0);
     }
-    unpack(sum, tokens_, rows, y);
+    for (std::int64_t v = 0; v < x.count; ++v) {
+      std::copy_n(sum + v * scratch.ld, rows.count, y.data + v * tokens_ + rows.first);
+    }
   });
 }
 
