@@ -16,7 +16,7 @@ import unittest
 import safetensors_file
 from program import PROGRAM, Scratch, lln
 
-VERBS = ["info", "check", "explain", "bench", "run", "fit", "demo"]
+VERBS = ["info", "check", "explain", "bench", "run", "fit", "calibrate", "demo"]
 
 
 def one_gib():
