@@ -272,21 +272,19 @@ Verb add_fit(CLI::App& program) {
           ->check(CLI::Range(1e-3, 20.0))
           ->capture_default_str();
   command
-      ->add_option(
-          "--samples", request->samples,
-          "Attention matrices of each fit; with --table and --verify, heads of 16 channels "
-          "and 4096 tokens, for other sizes accordingly")
+      ->add_option("--samples", request->samples,
+                   "Heads of each fit; --table, --verify: heads of 16 channels")
       ->check(CLI::Range(3, 1000000))
       ->capture_default_str();
   command->add_option("--seed", request->seed, "Of the random numbers")->capture_default_str();
   CLI::Option* const verify =
       command
           ->add_flag("--verify", request->verify,
-                     "Hold modes exact and entropy against their promises instead")
+                     "Hold exact and entropy against their promises instead")
           ->excludes(range);
   command
       ->add_option("--table", request->table,
-                   "Write the tables of modes exact and entropy to this file instead")
+                   "Write the tables of exact and entropy to this file instead")
       ->excludes(dim)
       ->excludes(tokens)
       ->excludes(range)

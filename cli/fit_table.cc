@@ -47,12 +47,11 @@ struct Estimate {
   double error = 0;
 };
 
-// What is measured of one head, or its estimate over many.
-template <class Number>
+// What is measured of one head.
 struct Curves {
-  std::array<Number, kRungs> log_variance = {};
-  std::array<Number, kRungs> deficit = {};            // ln N minus the entropy of LLN
-  std::array<Number, kTargets> softmax_deficit = {};  // the same of softmax
+  std::array<double, kRungs> log_variance = {};
+  std::array<double, kRungs> deficit = {};            // ln N minus the entropy of LLN
+  std::array<double, kTargets> softmax_deficit = {};  // the same of softmax
 };
 
 struct Node {
@@ -71,11 +70,11 @@ std::int64_t samples_of(std::int64_t samples, std::int64_t dim, std::int64_t tok
   return std::max(std::min(heads * 4, heads * kBaseTokens / tokens), kLeastSamples);
 }
 
-Curves<double> measure(std::int64_t dim, std::int64_t tokens, std::uint64_t stream) {
+Curves measure(std::int64_t dim, std::int64_t tokens, std::uint64_t stream) {
   const Tokens q = normal_tokens(stream * 2, rows_of(dim), dim);
   const Tokens k = normal_tokens(stream * 2 + 1, tokens, dim);
   const double uniform = std::log(static_cast<double>(tokens));
-  Curves<double> curves;
+  Curves curves;
   for (std::size_t i = 0; i < kRungs; ++i) {
     const Concentration lln = lln_concentration(q, k, rung(dim, i), rung(dim, i));
     curves.log_variance[i] = lln.log_variance;
@@ -89,14 +88,14 @@ Curves<double> measure(std::int64_t dim, std::int64_t tokens, std::uint64_t stre
 }
 
 template <std::size_t kSize>
-std::array<Estimate, kSize> estimate(const std::vector<Curves<double>>& samples,
-                                     std::array<double, kSize> Curves<double>::*curve) {
+std::array<Estimate, kSize> estimate(const std::vector<Curves>& samples,
+                                     std::array<double, kSize> Curves::*curve) {
   std::array<Estimate, kSize> estimates;
   const auto count = static_cast<double>(samples.size());
   for (std::size_t i = 0; i < kSize; ++i) {
     double mean = 0, squares = 0;
-    for (const Curves<double>& sample : samples) mean += (sample.*curve)[i] / count;
-    for (const Curves<double>& sample : samples) {
+    for (const Curves& sample : samples) mean += (sample.*curve)[i] / count;
+    for (const Curves& sample : samples) {
       squares += std::pow((sample.*curve)[i] - mean, 2);
     }
     estimates[i] = {mean, std::sqrt(squares / (count - 1) / count)};
@@ -150,7 +149,7 @@ Node simulate(const TableRequest& request, std::int64_t dim, std::int64_t tokens
               Parallel& parallel) {
   Node node{.dim = dim, .tokens = tokens};
   node.samples = samples_of(request.samples, dim, tokens);
-  std::vector<Curves<double>> samples(static_cast<std::size_t>(node.samples));
+  std::vector<Curves> samples(static_cast<std::size_t>(node.samples));
   for_each_task(parallel, node.samples, [&](std::int64_t sample) {
     const std::uint64_t stream =
         ((request.seed * 1000003 + static_cast<std::uint64_t>(dim)) * 1000003 +
@@ -159,9 +158,9 @@ Node simulate(const TableRequest& request, std::int64_t dim, std::int64_t tokens
         static_cast<std::uint64_t>(sample);
     samples[static_cast<std::size_t>(sample)] = measure(dim, tokens, stream);
   });
-  const auto log_variance = estimate(samples, &Curves<double>::log_variance);
-  const auto deficit = estimate(samples, &Curves<double>::deficit);
-  const auto softmax = estimate(samples, &Curves<double>::softmax_deficit);
+  const auto log_variance = estimate(samples, &Curves::log_variance);
+  const auto deficit = estimate(samples, &Curves::deficit);
+  const auto softmax = estimate(samples, &Curves::softmax_deficit);
   for (std::size_t i = 0; i < kTargets; ++i) {
     node.exact[i] = invert(node, log_variance, target(i));
     node.entropy[i] = invert(node, deficit, softmax[i].mean);

@@ -272,9 +272,10 @@ class AnalyzeReport(Scratch):
         def default_signals():  # a test runner in the background may have them ignored
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-        process = subprocess.Popen(
-            [PROGRAM, "analyze", "--gaussian", "n=4096,seeds=64", "--report",
-             self.path("out.html")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=default_signals)
+        command = [PROGRAM, "analyze", "--gaussian", "n=4096,seeds=64", "--report",
+                   self.path("out.html")]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                   preexec_fn=default_signals)
         time.sleep(0.5)
         self.assertIsNone(process.poll(), "the run ended before it could be interrupted")
         process.send_signal(signal.SIGINT)
