@@ -121,13 +121,13 @@ function fillFigures() {
     figureSection(() => centralFigure(data)),
     figureSection((kind) => headsFigure(data, kind), kinds, "Attention"),
     figureSection(() => verdictFigure(data)),
-    figureSection((head) => positionFigure(data, head), heads, "Of"),
+    figureSection((head) => positionFigure(data, head), heads, "Head"),
     figureSection(() => matchingFigure(data)),
-    figureSection((head) => histogramFigure(data, head), heads, "Of"),
-    figureSection((head) => quantileFigure(data, head), heads, "Of"),
+    figureSection((head) => histogramFigure(data, head), heads, "Head"),
+    figureSection((head) => quantileFigure(data, head), heads, "Head"),
     figureSection(() => theoryFigure(data)),
     figureSection(() => fentonFigure(data)),
-    figureSection((head) => spectrumFigure(data, head), heads, "Of"),
+    figureSection((head) => spectrumFigure(data, head), heads, "Head"),
     figureSection(() => costFigure(data)),
   ];
   document.getElementById("main").append(...sections.filter(Boolean));

@@ -47,7 +47,7 @@ def write_dump(path):
 
 
 def setUpModule():
-    global folder, browser, gaussian, dump
+    global folder, browser, gaussian, dump, causal
     path = headless_browser.find_browser()
     if path is None:
         if os.environ.get("CI"):
@@ -56,11 +56,13 @@ def setUpModule():
     browser = headless_browser.Browser(path)
     folder = tempfile.TemporaryDirectory(prefix="lln_report_")
     unittest.addModuleCleanup(folder.cleanup)
-    gaussian, dump = (os.path.join(folder.name, name) for name in ("gaussian.html", "dump.html"))
+    gaussian, dump, causal = (os.path.join(folder.name, name)
+                              for name in ("gaussian.html", "dump.html", "causal.html"))
     tensors = os.path.join(folder.name, "a<b>&'c'.safetensors")
     write_dump(tensors)
     for arguments in (["--gaussian", "n=64,d=16,seeds=2", "--report", gaussian],
-                      [tensors, "--report", dump]):
+                      [tensors, "--report", dump],
+                      ["--gaussian", "n=64,d=16,seeds=1", "--causal", "--report", causal]):
         subprocess.run([PROGRAM, "analyze", *arguments], check=True, timeout=300,
                        stdout=subprocess.DEVNULL)
 
@@ -125,6 +127,9 @@ class Figures(Report):
     def test_dump(self):
         for size in (DESKTOP, PHONE):
             self.assert_figures(dump, DUMP_FIGURES, size)
+
+    def test_causal(self):
+        self.assert_figures(causal, ["position", "cost"], DESKTOP)
 
     def test_sentence_and_command_under_each(self):
         document = self.load(gaussian)
