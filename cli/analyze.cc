@@ -221,7 +221,7 @@ Verb add_analyze(CLI::App& program, const std::string& command_line) {
   const auto request = std::make_shared<Request>();
   add_dump_options(*command, request->dump);
   command->add_option("--gaussian", request->gaussian,
-                      "In place of FILE: sigma_q=1,sigma_k=1,n=512,d=64,seeds=8, or a part of it");
+                      "In place of FILE: sigma_q=1,sigma_k=1,n=512,d=64,seeds=8");
   command->add_option("--kinds", request->kinds, "Attentions to measure, with commas between")
       ->delimiter(',')
       ->capture_default_str();
