@@ -52,11 +52,9 @@ TEST(InstrumentsMatrix, PerformerApproachesSoftmax) {
   const GaussianHead x(40, 16, 0.5);
   AttentionMatrix m = x.matrix("performer4096");
   const std::vector<double> few = all_rows(m), softmax = all_rows(x.matrix("softmax"));
-  double worst = 0;
-  for (std::size_t i = 0; i < few.size(); ++i) {
-    worst = std::max(worst, std::abs(few[i] / softmax[i] - 1));
-  }
-  EXPECT_LT(worst, 0.1);
+  double error = 0;  // mean of the rows' total variation distances
+  for (std::size_t i = 0; i < few.size(); ++i) error += std::abs(few[i] - softmax[i]) / 2 / 40;
+  EXPECT_LT(error, 0.04);
   EXPECT_EQ(all_rows(m), few);
   m.seed = 1;
   EXPECT_NE(all_rows(m), few);
@@ -105,7 +103,10 @@ TEST(InstrumentsMatrix, ThreadsChangeNoBit) {
     EXPECT_EQ(one.rows.log->variance, many.rows.log->variance);
     EXPECT_EQ(one.rows.column_entropy, many.rows.column_entropy);
     EXPECT_EQ(one.spectrum->eigenvalues, many.spectrum->eigenvalues);
-    if (one.chain) EXPECT_EQ(one.chain->stationary, many.chain->stationary);
+    ASSERT_EQ(one.chain.has_value(), many.chain.has_value());
+    if (one.chain) {
+      EXPECT_EQ(one.chain->stationary, many.chain->stationary);
+    }
   }
 }
 

@@ -1,5 +1,5 @@
 // The paper's central table, entropy and spectral gap of Gaussian heads for every kernel, and what
-// the theory says beside it (64 channels, 512 tokens, means of 8 seeds).
+// the theory says beside it (64 channels, 512 tokens, means over seeds).
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
@@ -8,40 +8,43 @@
 namespace lln::test {
 namespace {
 
-constexpr int kSeeds = 8;
-
 struct Row {
   double sigma;
   const char* kind;
   double entropy, gap;
+  // LLN from sigma 1 on, and random features, have rare seeds with a gap far below the others: the
+  // table's means of few seeds hold within the spread of the seeds.
+  bool scatters = false;
 };
 
 constexpr Row kTable[] = {
-    {0.6, "softmax", 6.175, .983},  {0.6, "lln", 6.153, .981},      {0.6, "elu", 6.236, .999},
-    {0.6, "relu", 6.187, .988},     {0.6, "quadratic", 5.51, .935}, {1.0, "softmax", 5.742, .934},
-    {1.0, "lln", 5.396, .841},      {1.0, "elu", 6.233, .997},      {1.0, "relu", 6.186, .988},
-    {1.0, "quadratic", 5.51, .936}, {1.4, "softmax", 4.473, .792},  {1.4, "lln", 2.742, .535},
-    {1.4, "elu", 6.229, .996},      {1.4, "relu", 6.186, .988},     {1.4, "quadratic", 5.51, .936},
-    {1.0, "performer", 4.67, .77},
+    {0.6, "softmax", 6.175, .983},   {0.6, "lln", 6.153, .981},
+    {0.6, "elu", 6.236, .999},       {0.6, "relu", 6.187, .988},
+    {0.6, "quadratic", 5.51, .935},  {1.0, "softmax", 5.742, .934},
+    {1.0, "lln", 5.396, .841, true}, {1.0, "elu", 6.233, .997},
+    {1.0, "relu", 6.186, .988},      {1.0, "quadratic", 5.51, .936},
+    {1.4, "softmax", 4.473, .792},   {1.4, "lln", 2.742, .535, true},
+    {1.4, "elu", 6.229, .996},       {1.4, "relu", 6.186, .988},
+    {1.4, "quadratic", 5.51, .936},  {1.0, "performer", 4.67, .77, true},
 };
 
 struct Seeds {
   double mean = 0, spread = 0;
   explicit Seeds(const std::vector<double>& x) {
-    for (const double value : x) mean += value / kSeeds;
-    for (const double value : x) spread += (value - mean) * (value - mean) / (kSeeds - 1);
+    const auto n = static_cast<double>(x.size());
+    for (const double value : x) mean += value / n;
+    for (const double value : x) spread += (value - mean) * (value - mean) / (n - 1);
     spread = std::sqrt(spread);
   }
 };
 
-// LLN at sigma 1 and above, and random features, differ from seed to seed by more than the table's
-// last digits: there the means agree within the spread of the seeds.
 TEST(InstrumentsTable, EntropyAndGapOfEveryKernel) {
   ThreadPool pool;
   for (const Row& row : kTable) {
     SCOPED_TRACE(std::string(row.kind) + " at sigma " + std::to_string(row.sigma));
     std::vector<double> entropy, gap;
-    for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const std::uint64_t seeds = row.scatters ? 32 : 8;
+    for (std::uint64_t seed = 0; seed < seeds; ++seed) {
       const GaussianHead x(512, 64, row.sigma, seed);
       AttentionMatrix m =
           std::string_view(row.kind) == "lln" ? x.matched("lln") : x.matrix(row.kind);
@@ -50,9 +53,13 @@ TEST(InstrumentsTable, EntropyAndGapOfEveryKernel) {
       gap.push_back(spectrum(m, {}, {.parallel = &pool}).gap);
     }
     const Seeds h(entropy), g(gap);
-    const bool scatters = g.spread > 0.02;
-    EXPECT_NEAR(h.mean, row.entropy, scatters ? 2 * h.spread : 0.01 * row.entropy);
-    EXPECT_NEAR(g.mean, row.gap, scatters ? g.spread : 0.02);
+    const double entropy_tolerance = row.scatters ? 2 * h.spread : 0.01 * row.entropy;
+    const double gap_tolerance = row.scatters ? g.spread : 0.02;
+    EXPECT_NEAR(h.mean, row.entropy, entropy_tolerance);
+    EXPECT_NEAR(g.mean, row.gap, gap_tolerance);
+    RecordProperty(std::string(row.kind) + std::to_string(row.sigma),
+                   std::to_string(h.mean) + " +- " + std::to_string(h.spread) + ", " +
+                       std::to_string(g.mean) + " +- " + std::to_string(g.spread));
   }
 }
 

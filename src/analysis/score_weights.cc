@@ -17,6 +17,46 @@ namespace {
 
 constexpr double kNegInf = -std::numeric_limits<double>::infinity();
 
+// out_i = t_i^T (sum_j w_j s_j s_j^T) t_i for rows s of `sources` and t of `targets`.
+template <class Factor>
+void quadratic_forms(const cpu::ConstRows& sources, const cpu::ConstRows& targets,
+                     std::int64_t tokens, Factor&& factor, double* out, Parallel* parallel) {
+  const std::int64_t d = sources.width, ld = padded_f64(d);
+  const std::int64_t step = std::max(kKeyTile, pieces(tokens, kParts));
+  const std::int64_t parts = pieces(tokens, step);
+  std::vector<double> sums(size(parts * d * ld));
+  std::vector<double> tiles(size(worker_count(parallel) * 2 * kKeyTile * ld));
+  parallel_for(parallel, parts, [&](std::int64_t part, int worker) {
+    double* const rows = tiles.data() + worker * 2 * kKeyTile * ld;
+    double* const weighted = rows + kKeyTile * ld;
+    const Range range = piece(tokens, step, part);
+    for (std::int64_t t = 0; t < pieces(range.count, kKeyTile); ++t) {
+      const Range tile = piece(range.count, kKeyTile, t);
+      cpu::load_rows(sources, range.first + tile.first, tile.count, 1, rows, ld);
+      for (std::int64_t j = 0; j < tile.count; ++j) {
+        const double w = factor(range.first + tile.first + j);
+        for (std::int64_t c = 0; c < ld; ++c) weighted[j * ld + c] = w * rows[j * ld + c];
+      }
+      cpu::multiply(d, ld, tile.count, {rows, 1, ld}, weighted, ld, sums.data() + part * d * ld, ld,
+                    true);
+    }
+  });
+  std::vector<double> total(size(d * ld));
+  for (std::size_t i = 0; i < sums.size(); ++i) total[i % total.size()] += sums[i];
+  parallel_for(parallel, pieces(tokens, kKeyTile), [&](std::int64_t task, int worker) {
+    double* const rows = tiles.data() + worker * 2 * kKeyTile * ld;
+    double* const images = rows + kKeyTile * ld;
+    const Range range = piece(tokens, kKeyTile, task);
+    cpu::load_rows(targets, range.first, range.count, 1, rows, ld);
+    cpu::multiply(range.count, ld, d, {rows, ld, 1}, total.data(), ld, images, ld, false);
+    for (std::int64_t i = 0; i < range.count; ++i) {
+      double sum = 0;
+      for (std::int64_t c = 0; c < d; ++c) sum += rows[i * ld + c] * images[i * ld + c];
+      out[range.first + i] = sum;
+    }
+  });
+}
+
 }  // namespace
 
 ScoreWeights::ScoreWeights(const AttentionMatrix& matrix, double scale)
@@ -108,6 +148,31 @@ void SoftmaxWeights::add_mass(Scratch& scratch, double* sums) const {
 }
 
 QuadraticWeights::QuadraticWeights(const AttentionMatrix& matrix) : ScoreWeights(matrix, 1) {}
+
+double QuadraticWeights::weight(std::int64_t row) const {
+  return mass_of(row) > kNegInf ? std::exp(-mass_of(row)) : 0;
+}
+
+void QuadraticWeights::apply(ConstVectors x, Vectors y, Parallel* parallel) const {
+  if (causal()) return Weights::apply(x, y, parallel);
+  for (std::int64_t v = 0; v < x.count; ++v) {
+    const double* const in = x.data + v * tokens();
+    double* const out = y.data + v * tokens();
+    quadratic_forms(
+        k(), q(), tokens(), [&](std::int64_t j) { return in[j]; }, out, parallel);
+    for (std::int64_t i = 0; i < tokens(); ++i) out[i] *= weight(i);
+  }
+}
+
+void QuadraticWeights::apply_transposed(ConstVectors x, Vectors y, Parallel* parallel) const {
+  if (causal()) return Weights::apply_transposed(x, y, parallel);
+  for (std::int64_t v = 0; v < x.count; ++v) {
+    const double* const in = x.data + v * tokens();
+    quadratic_forms(
+        q(), k(), tokens(), [&](std::int64_t i) { return in[i] * weight(i); },
+        y.data + v * tokens(), parallel);
+  }
+}
 
 // A query that is orthogonal to all keys has no weights: its row is zero.
 bool QuadraticWeights::fill(Scratch& scratch, bool) const {

@@ -20,7 +20,8 @@ class ScoreWeights : public Weights {
   std::int64_t dim() const { return q_.width; }
   const cpu::ConstRows& q() const { return q_; }
   const cpu::ConstRows& k() const { return k_; }
-  void fill_scores(Scratch& scratch) const;  // scale q . k in p
+  double mass_of(std::int64_t row) const { return mass_[size(row)]; }  // after prepare()
+  void fill_scores(Scratch& scratch) const;                            // scale q . k in p
   // Makes mass of the taken rows; scratch.mass and sums are -inf and 0 at first.
   virtual void add_mass(Scratch& scratch, double* sums) const = 0;
 
@@ -41,13 +42,19 @@ class SoftmaxWeights final : public ScoreWeights {
   void add_mass(Scratch& scratch, double* sums) const override;
 };
 
+// (q . k)^2 = q^T (k k^T) q: a product with P is a quadratic form of a dim x dim matrix.
 class QuadraticWeights final : public ScoreWeights {
  public:
   explicit QuadraticWeights(const AttentionMatrix& matrix);
+  void apply(ConstVectors x, Vectors y, Parallel* parallel) const override;
+  void apply_transposed(ConstVectors x, Vectors y, Parallel* parallel) const override;
   bool fill(Scratch& scratch, bool with_log) const override;
 
  protected:
   void add_mass(Scratch& scratch, double* sums) const override;
+
+ private:
+  double weight(std::int64_t row) const;  // what a row's squares are multiplied by
 };
 
 }  // namespace lln::analysis
