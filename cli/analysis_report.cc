@@ -19,7 +19,7 @@ namespace {
 // Geometric means of sigma_q and sigma_k: from attention that is nearly uniform to more
 // concentrated than theory covers.
 constexpr std::array kSweep = {0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4};
-constexpr std::int64_t kSweepSeeds = 2;
+constexpr std::int64_t kSweepSeeds = 4;  // at most
 constexpr std::array kModes = {Matching::none, Matching::paper, Matching::per_head, Matching::exact,
                                Matching::entropy};
 

@@ -78,15 +78,16 @@ function makeScale(panel, axis, range) {
   return scale.domain(extentOf(panel, axis)).range(range);
 }
 
-function ticksOf(axis, scale, room) {
+// `each` is the room that a tick wants, in px.
+function ticksOf(axis, scale, room, each) {
   if (axis.ticks) return axis.ticks.filter((t) => t >= scale.domain()[0] && t <= scale.domain()[1]);
-  if (!axis.log) return scale.ticks(Math.max(3, Math.round(room / 70)));
+  if (!axis.log) return scale.ticks(Math.max(3, Math.min(8, room / each)));
   for (const steps of [[1, 2, 3, 5, 7], [1, 2, 5], [1, 3], [1]]) {
     const ticks = logTicks(scale.domain(), steps);
-    if (ticks.length >= 2 && ticks.length <= room / 46) return ticks;
+    if (ticks.length >= 2 && ticks.length <= room / each) return ticks;
   }
   const powers = logTicks(scale.domain(), [1]);
-  const every = Math.ceil(powers.length / Math.max(2, room / 46));
+  const every = Math.ceil(powers.length / Math.max(2, room / each));
   return powers.filter((_, i) => i % every === 0);
 }
 
@@ -116,7 +117,8 @@ function drawAxes(group, panel, scales, size) {
   for (const name of ["x", "y"]) {
     const axis = panel[name];
     const across = name === "x";
-    const ticks = ticksOf(axis, scales[name], across ? size.width : size.height);
+    const ticks = across ? ticksOf(axis, scales.x, size.width, 56)
+      : ticksOf(axis, scales.y, size.height, 42);
     const drawn = d3.svg.axis().scale(scales[name]).orient(across ? "bottom" : "left")
       .tickValues(ticks).tickFormat(axis.format || tickText)
       .innerTickSize(across ? -size.height : -size.width).outerTickSize(0).tickPadding(8);
