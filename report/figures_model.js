@@ -86,34 +86,40 @@ function verdictFigure(data) {
 }
 
 // Theory on real heads: what Gaussian theory predicts from the moments alone, and what is there.
+function theoryPanel(entries, groups, name, label, log) {
+  // Where ln N - s/2 is negative theory has left its range: such a mark is hollow, at zero.
+  const shown = (value) => (log ? value : Math.max(0, value));
+  const has = (e) => e.theory[name] && (!log || e.theory[name].predicted > 0);
+  const both = d3.extent(entries.filter(has).flatMap((e) => [shown(e.theory[name].predicted),
+    e.theory[name].measured]));
+  return {
+    x: { label: "predicted", log }, y: { label, log },
+    layers: [{ type: "line", key: "equal", style: THEORY,
+      points: both.map((v) => ({ x: v, y: v })) }].concat(groups.map((group) => ({
+        type: "points", key: group.key, style: { ...group.style, opacity: 0.8 },
+        points: group.entries.filter(has).map((e) => ({
+          x: shown(e.theory[name].predicted), y: e.theory[name].measured,
+          hollow: shown(e.theory[name].predicted) !== e.theory[name].predicted,
+          text: `${group.label}, ${headName(e)}\n` +
+            `predicted ${number(e.theory[name].predicted)}\n` +
+            `measured ${number(e.theory[name].measured)}` })) }))),
+  };
+}
+
 function theoryFigure(data) {
   const entries = data.results.filter((e) => Number.isFinite(e.head) && e.theory.entropy);
   if (entries.length < 2) return null;
   const groups = bySeries(entries);
-  const panel = (name, label) => {
-    const has = entries.filter((e) => e.theory[name]);
-    const both = d3.extent(has.flatMap((e) => [e.theory[name].predicted, e.theory[name].measured]));
-    return {
-      x: { label: "predicted" }, y: { label },
-      layers: [{ type: "line", key: "equal", style: THEORY,
-        points: both.map((v) => ({ x: v, y: v })) }].concat(groups.map((group) => ({
-          type: "points", key: group.key, style: { ...group.style, opacity: 0.8 },
-          points: group.entries.filter((e) => e.theory[name]).map((e) => ({
-            x: e.theory[name].predicted, y: e.theory[name].measured,
-            text: `${group.label}, ${headName(e)}\n` +
-              `predicted ${number(e.theory[name].predicted)}\n` +
-              `measured ${number(e.theory[name].measured)}` })) }))),
-    };
-  };
   return {
     id: "theory",
     title: "Log-normal theory on these heads",
     caption: "One mark for each head. Predictions use nothing but the moments of q and k and " +
-      "assume that they are Gaussian; on the grey line they are right.",
+      "assume that they are Gaussian; on the grey line they are right. Hollow: so concentrated " +
+      "that the predicted entropy is negative.",
     legend: legendOf(groups.map((g) => ({ ...g, style: { ...g.style, line: false } })),
       [{ key: "equal", label: "predicted = measured", style: THEORY }]),
-    panels: [panel("entropy", "Measured entropy, nats"),
-      panel("log_variance", "Measured Var(ln P)")],
+    panels: [theoryPanel(entries, groups, "entropy", "Measured entropy, nats", false),
+      theoryPanel(entries, groups, "log_variance", "Measured Var(ln P)", true)],
   };
 }
 

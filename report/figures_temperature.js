@@ -69,8 +69,8 @@ function matchingFigure(data) {
   const pairs = matchedPairs(data);
   if (!pairs.length) return null;
   const groups = bySeries(pairs);
-  const panel = (value, x, y, of, line, domain) => ({
-    x: { label: x }, y: { label: y, domain },
+  const panel = (value, x, y, of, line, log) => ({
+    x: { label: x, log }, y: { label: y, log },
     layers: [{ type: "line", key: "target", style: THEORY, points: line }].concat(
       groups.map((group) => ({ type: data.sweep && data.sweep.length ? "line" : "points",
         key: group.key, style: group.style,
@@ -85,16 +85,16 @@ function matchingFigure(data) {
   return {
     id: "matching",
     title: "What moment matching achieves",
-    caption: "First: the variance of ln P that LLN gets against softmax's, which is the " +
-      "target of every mode but entropy. Second: how far its mean row entropy is from " +
-      "softmax's. Equal variance still concentrates more than softmax; mode entropy takes " +
-      "that out.",
+    caption: "First: the variance of ln P that LLN gets against softmax's, which is the target of " +
+      "every mode but entropy. Second: how far its mean row entropy is from softmax's. Equal " +
+      "variance is not equal entropy, since ln P of LLN is not quite normal; mode entropy matches " +
+      "the latter.",
     legend: legendOf(groups, [{ key: "target", label: "equal to softmax", style: THEORY }]),
     panels: [
       panel("log_var", "Var(ln P) of softmax", "Var(ln P) of LLN", (e) => e.log_var,
-        variances.map((v) => ({ x: v, y: v }))),
+        variances.map((v) => ({ x: v, y: v })), true),
       panel("entropy_nats", "mean row entropy of softmax, nats", "LLN − softmax, nats",
-        (e) => e.entropy_nats - e.target.entropy_nats, entropies.map((v) => ({ x: v, y: 0 }))),
+        (e) => e.entropy_nats - e.target.entropy_nats, entropies.map((v) => ({ x: v, y: 0 })), false),
     ],
   };
 }

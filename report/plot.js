@@ -105,7 +105,7 @@ function sizeText(megabytes) {
 }
 
 function tickText(value) {
-  if (value === 0) return "0";
+  if (Math.abs(value) < 1e-12) return "0";  // steps of 0.1 miss it by a rounding error
   const size = Math.abs(value);
   if (size >= 1e5 || size < 1e-3) {
     return value.toExponential(0).replace("e+", "e").replace(/-/g, "−");
