@@ -7,8 +7,8 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
+#include <ctime>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <vector>
@@ -198,7 +198,7 @@ std::string header_text(const TableRequest& request, const std::vector<Node>& no
       "// tokens and target sigma_q^2 sigma_k^2, from simulated Gaussian heads "
       "(docs/matching.md).\n"
       "// Written by   lln fit --table FILE --samples {} --seed {}\n"
-      "// in {:.0f} minutes on {} threads; not to be edited by hand.\n"
+      "// in {:.0f} minutes of processor time; not to be edited by hand.\n"
       "// SPDX-License-Identifier: Apache-2.0\n"
       "#pragma once\n\n"
       "#include <array>\n\n#include \"math/matching_rule.h\"\n\n"
@@ -210,8 +210,8 @@ std::string header_text(const TableRequest& request, const std::vector<Node>& no
       "inline constexpr MatchingTable kEntropyTable = {{{{\n{}}}}};\n"
       "// clang-format on\n\n"
       "}}  // namespace lln\n",
-      request.samples, request.seed, minutes, ThreadPool(request.threads).workers(),
-      array_text(nodes, &Node::exact), array_text(nodes, &Node::entropy));
+      request.samples, request.seed, minutes, array_text(nodes, &Node::exact),
+      array_text(nodes, &Node::entropy));
 }
 
 void report(const TableRequest& request, const std::vector<Node>& nodes) {
@@ -245,7 +245,7 @@ int make_table(const TableRequest& request) {
   if (const std::string obstacle = io::write_obstacle(request.path); !obstacle.empty()) {
     throw Error(ErrorCode::io, obstacle);
   }
-  const auto start = std::chrono::steady_clock::now();
+  const std::clock_t start = std::clock();
   ThreadPool threads(request.threads);
   Progress progress("lln fit");
   CountedTasks tasks(threads, progress);
@@ -256,9 +256,8 @@ int make_table(const TableRequest& request) {
       nodes.push_back(simulate(request, dim, tokens, tasks));
     }
   }
-  const std::chrono::duration<double, std::ratio<60>> minutes =
-      std::chrono::steady_clock::now() - start;
-  const std::string text = header_text(request, nodes, minutes.count());
+  const double minutes = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC / 60;
+  const std::string text = header_text(request, nodes, minutes);
   const NotedSignals signals;
   const std::function<bool()> interrupted = [&] { return signals.arrived(); };
   io::OutputFile file(request.path, interrupted);

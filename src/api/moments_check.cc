@@ -317,8 +317,9 @@ CheckedMatching check_update(const DeviceRunningMoments& running, const Matching
 CheckedMatching check_calibration(const MatchingInputs& in, Matching mode) {
   MatchingChecker checker(in);
   checker.check_tensors();
-  checker.check_mode({.mode = mode});
-  if (!reads_sequence(mode)) {
+  if (reads_sequence(mode)) {
+    checker.check_mode({.mode = mode});
+  } else {
     checker.faults.add(fmt::format(
         "mode {} finds no scales: expected paper, per_head, exact or entropy", to_string(mode)));
   }
