@@ -105,7 +105,7 @@ TEST(InstrumentsSpectrum, ArnoldiEqualsDenseEigenvalues) {
     EXPECT_NEAR(exact.lambda_2, expected[1], 1e-8);
     EXPECT_TRUE(quick.converged);
     EXPECT_NEAR(quick.lambda_2, expected[1], 0.01 * expected[1]);
-    EXPECT_LE(quick.residual, 0.01 * quick.lambda_2);
+    EXPECT_LE(quick.residual, 0.02 * quick.lambda_2);
   }
 }
 
