@@ -87,14 +87,15 @@ function matchingFigure(data) {
     title: "What moment matching achieves",
     caption: "First: the variance of ln P that LLN gets against softmax's, which is the target of " +
       "every mode but entropy. Second: how far its mean row entropy is from softmax's. Equal " +
-      "variance is not equal entropy, since ln P of LLN is not quite normal; mode entropy matches " +
-      "the latter.",
+      "variance is not equal entropy, since ln P of LLN is not quite normal; mode entropy " +
+      "matches the latter.",
     legend: legendOf(groups, [{ key: "target", label: "equal to softmax", style: THEORY }]),
     panels: [
       panel("log_var", "Var(ln P) of softmax", "Var(ln P) of LLN", (e) => e.log_var,
         variances.map((v) => ({ x: v, y: v })), true),
       panel("entropy_nats", "mean row entropy of softmax, nats", "LLN − softmax, nats",
-        (e) => e.entropy_nats - e.target.entropy_nats, entropies.map((v) => ({ x: v, y: 0 })), false),
+        (e) => e.entropy_nats - e.target.entropy_nats, entropies.map((v) => ({ x: v, y: 0 })),
+        false),
     ],
   };
 }

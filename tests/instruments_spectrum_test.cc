@@ -101,11 +101,11 @@ TEST(InstrumentsSpectrum, ArnoldiEqualsDenseEigenvalues) {
     const Spectrum exact = spectrum(m, options), quick = spectrum(m);
     EXPECT_EQ(exact.method, SpectrumMethod::arnoldi);
     EXPECT_TRUE(exact.converged);
-    EXPECT_GT(exact.applications, quick.applications);
+    EXPECT_GE(exact.applications, quick.applications);
     EXPECT_NEAR(exact.lambda_2, expected[1], 1e-8);
     EXPECT_TRUE(quick.converged);
     EXPECT_NEAR(quick.lambda_2, expected[1], 0.01 * expected[1]);
-    EXPECT_LE(quick.residual, 0.01 * quick.lambda_2);
+    EXPECT_LE(quick.residual, 0.02 * quick.lambda_2);
   }
 }
 

@@ -85,7 +85,7 @@ struct InstrumentOptions {
   std::int64_t positions = 64;  // of entropy against position, at most
   // Spectrum.
   std::int64_t eigenvalues = 8;         // leading ones, the first is 1
-  double tolerance = 1e-2;              // Arnoldi: residual over |lambda_2| at which it stops
+  double tolerance = 0.02;              // Arnoldi: residual over |lambda_2| at which it stops
   std::int64_t max_applications = 400;  // of P in one spectrum
   // The chain: steps of P until rows agree within this total variation distance.
   double mixing_distance = 0.25;

@@ -18,7 +18,7 @@ using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowM
 // Up to here all eigenvalues cost less than an Arnoldi iteration can save: half a megabyte.
 constexpr std::int64_t kDenseTokens = 256;
 // The Krylov space: large enough that the crowded rim of a spectrum is resolved with few restarts.
-constexpr std::int64_t kKrylov = 40;
+constexpr std::int64_t kKrylov = 48;
 // |lambda_2| is what must converge, and it may be that of a conjugate pair.
 constexpr std::int64_t kConverging = 2;
 // A product smaller than this against its vector is rounding.
