@@ -85,8 +85,8 @@ function matchingFigure(data) {
   return {
     id: "matching",
     title: "What moment matching achieves",
-    caption: "First: the variance of ln P that LLN gets against softmax's, which is the target of " +
-      "every mode but entropy. Second: how far its mean row entropy is from softmax's. Equal " +
+    caption: "First: the variance of ln P that LLN gets against softmax's, which is the target " +
+      "of every mode but entropy. Second: how far its mean row entropy is from softmax's. Equal " +
       "variance is not equal entropy, since ln P of LLN is not quite normal; mode entropy " +
       "matches the latter.",
     legend: legendOf(groups, [{ key: "target", label: "equal to softmax", style: THEORY }]),
