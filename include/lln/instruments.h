@@ -86,7 +86,7 @@ struct InstrumentOptions {
   // Spectrum.
   std::int64_t eigenvalues = 8;         // leading ones, the first is 1
   double tolerance = 0.02;              // Arnoldi: residual over |lambda_2| at which it stops
-  std::int64_t max_applications = 400;  // of P in one spectrum
+  std::int64_t max_applications = 400;  // of P; the first 50 are always made
   // The chain: steps of P until rows agree within this total variation distance.
   double mixing_distance = 0.25;
   std::int64_t max_steps = 200;

@@ -74,7 +74,8 @@ class Deflated {
   std::int64_t applications() const { return applications_; }
 
   void perform_op(const double* x, double* y) const {
-    report(options_, "spectrum", applications_, options_.max_applications);
+    report(options_, "spectrum", applications_,
+           std::max(options_.max_applications, applications_ + 1));
     ++applications_;
     weights_.apply({x, 1}, {y, 1}, parallel_);
     Eigen::Map<Eigen::VectorXd> out(y, rows());

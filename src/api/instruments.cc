@@ -183,7 +183,9 @@ Theory theory(const AttentionMatrix& matrix, const InputStatistics& inputs,
               const RowStatistics* rows, const Spectrum* spectrum,
               const InstrumentOptions& options) {
   Faults faults;
+  check_matrix(faults, matrix, {});
   check_options(faults, options);
+  if (matrix.kind == MatrixKind::given) faults.add("a given matrix has no q and k to predict from");
   faults.throw_any("theory", describe(matrix));
   return analysis::predict(matrix, inputs, rows, spectrum, options);
 }
