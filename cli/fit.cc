@@ -273,7 +273,7 @@ Verb add_fit(CLI::App& program) {
           ->capture_default_str();
   command
       ->add_option("--samples", request->samples,
-                   "Heads of each fit; --table, --verify: heads of 16 channels")
+                   "Heads of each size; with --table those of 16 channels")
       ->check(CLI::Range(3, 1000000))
       ->capture_default_str();
   command->add_option("--seed", request->seed, "Of the random numbers")->capture_default_str();
@@ -296,7 +296,7 @@ Verb add_fit(CLI::App& program) {
                   "  lln fit --dim 64 --samples 512 --seed 7\n"
                   "  lln fit --dim 40 56 --tokens 1024 --range 0.5 2 --json\n"
                   "  lln fit --verify --samples 512\n"
-                  "  lln fit --table src/math/matching_table.h --samples 1024\n"));
+                  "  lln fit --table src/math/matching_table.h --samples 4096\n"));
   return {command, [request, dim, tokens] {
             if (!request->table.empty()) {
               return make_table({.path = request->table,

@@ -28,9 +28,9 @@ constexpr std::array<std::int64_t, 6> kDims = {8, 16, 32, 64, 128, 256};
 constexpr std::array<std::int64_t, 7> kTokens = {16, 64, 256, 1024, 4096, 16384, 65536};
 // Targets sigma_q^2 sigma_k^2, from 1/64 to 16 in steps of a third of an octave.
 constexpr std::size_t kTargets = 31;
-constexpr std::size_t kRungs = 16;  // of the ladder
-// What --samples counts, and the least number of any size.
-constexpr std::int64_t kBaseDim = 16, kBaseTokens = 4096, kLeastSamples = 12;
+constexpr std::size_t kRungs = 16;     // of the ladder
+constexpr std::int64_t kBaseDim = 16;  // of the heads that --samples counts
+constexpr std::int64_t kPromisedTokens = 4096, kLeastSamples = 12;
 
 double target(std::size_t i) { return std::exp2(static_cast<double>(i) / 3 - 6); }
 
@@ -64,10 +64,11 @@ struct Node {
 // Few channels: the keys make most of the scatter, and another head says more than another row.
 std::int64_t rows_of(std::int64_t dim) { return std::clamp<std::int64_t>(dim, 16, 64); }
 
-// As many numbers for every size, but not more than four times as many heads for short sequences.
+// Heads scatter less where they have more channels. What the modes promise holds up to
+// kPromisedTokens; beyond, where heads are long, there are fewer of them.
 std::int64_t samples_of(std::int64_t samples, std::int64_t dim, std::int64_t tokens) {
   const std::int64_t heads = samples * kBaseDim / dim;
-  return std::max(std::min(heads * 4, heads * kBaseTokens / tokens), kLeastSamples);
+  return std::max(tokens <= kPromisedTokens ? heads : heads * 1024 / tokens, kLeastSamples);
 }
 
 Curves measure(std::int64_t dim, std::int64_t tokens, std::uint64_t stream) {
@@ -179,7 +180,7 @@ std::string array_text(const std::vector<Node>& nodes, std::array<double, kTarge
     text += fmt::format("{}    // dim {}, {} tokens\n    {{",
                         i % kTokens.size() == 0 ? "  {{\n" : "", nodes[i].dim, nodes[i].tokens);
     for (std::size_t j = 0; j < kTargets; ++j) {
-      text += fmt::format("{}{:.4f}F",
+      text += fmt::format("{}{:.4f}",
                           j == 0        ? ""
                           : j % 11 == 0 ? ",\n     "
                                         : ", ",

@@ -12,7 +12,7 @@ namespace lln::cli {
 
 struct TableRequest {
   std::string path;
-  std::int64_t samples = 0;  // heads of 16 channels and 4096 tokens; others by their size
+  std::int64_t samples = 0;  // heads of 16 channels; of more channels fewer
   std::uint64_t seed = 1;
   int threads = 0;
   bool json = false;

@@ -103,7 +103,7 @@ Estimate estimate(const Samples& samples, std::size_t sigma, double Miss::*what)
 
 std::vector<Row> verify(const VerifyRequest& request, std::int64_t dim, std::int64_t tokens,
                         Parallel& parallel) {
-  Samples samples(static_cast<std::size_t>(std::max<std::int64_t>(request.samples * 16 / dim, 16)));
+  Samples samples(static_cast<std::size_t>(request.samples));
   for_each_task(parallel, std::ssize(samples), [&](std::int64_t sample) {
     // Not the streams of lln fit --table, whose heads would flatter the tables.
     const std::uint64_t stream =

@@ -246,7 +246,7 @@ TEST(Calibrate, PaddingAndLimits) {
 TEST(Calibrate, Refusals) {
   const Tensor q = normal_tensor(11, {1, 2, 5, 8}), k = normal_tensor(12, {1, 2, 5, 8});
   test::expect_error([&] { calibrate({.q = q.view(), .k = k.view()}, Matching::ema); },
-                     {"calibrate: 1 fault in mode ema for forward:f32:cpu:h2n5d8:lln",
+                     {"calibrate: 1 fault in mode ema for forward:f32:cpu:b1h2n5d8:lln",
                       "mode ema finds no scales: expected paper, per_head, exact or entropy"});
   const std::vector<std::int32_t> none = {0};
   test::expect_error(
@@ -254,7 +254,7 @@ TEST(Calibrate, Refusals) {
         calibrate({.q = q.view(), .k = k.view(), .key_lengths = IndexView(std::span(none))},
                   Matching::entropy);
       },
-      {"calibrate: no token of forward:f32:cpu:h2n5d8:lln"});
+      {"calibrate: no token of forward:f32:cpu:b1h2n5d8:lln"});
 }
 
 }  // namespace
