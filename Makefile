@@ -6,7 +6,7 @@ JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 SET ?= bench/sets/cpu.txt
 PROGRAM := build/release/bin/lln
-FOLDERS := include src cli conformance bench fuzz tests examples
+FOLDERS := include src cli conformance bench fuzz report tests examples
 
 # Files for clang-tidy, unless some are named. What is compiled once per vector target is left out:
 # clang-tidy takes minutes on it.
@@ -25,8 +25,8 @@ build: setup ## build the library, the program and the tests: build/release/bin/
 	@cmake --preset release
 	@cmake --build --preset release -j $(JOBS)
 
-demo: build ## LLN+Diag against softmax on long input, under a minute after the build
-	@$(PROGRAM) demo
+demo: build ## LLN+Diag against softmax on long input, then build/demo.html: figures to look at
+	@$(PROGRAM) demo --report build/demo.html
 
 bench: build ## time the problems of SET (bench/sets/cpu.txt): a table, and build/bench.json
 	@$(PROGRAM) bench --set $(SET) --json >build/bench.json.part
@@ -35,6 +35,7 @@ bench: build ## time the problems of SET (bench/sets/cpu.txt): a table, and buil
 	@echo "results: build/bench.json"
 
 test: build ## all tests, then the quick ones again under the sanitizers
+	@tools/setup test
 	ctest --preset release -j $(JOBS)
 	@cmake --preset asan
 	@cmake --build --preset asan -j $(JOBS)

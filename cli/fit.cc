@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "conformance/data.h"
+#include "fit_table.h"
+#include "fit_verify.h"
 #include "lln/attention.h"
 #include "lln/error.h"
 #include "lln/moments.h"
@@ -27,6 +29,9 @@ namespace {
 
 constexpr std::int64_t kSamplesAtOnce = 8;  // the batch of a call
 
+// Where the tables are verified unless --dim and --tokens say otherwise.
+const std::vector<std::int64_t> kVerifiedDims = {16, 32, 64, 128}, kVerifiedTokens = {256, 4096};
+
 struct Request {
   std::vector<std::int64_t> dims = {16, 32, 48, 64, 80, 96, 128};
   std::int64_t tokens = 512;
@@ -35,6 +40,8 @@ struct Request {
   std::uint64_t seed = 1;
   int threads = 0;
   bool json = false;
+  std::string table;    // a file to write: tables instead of lines
+  bool verify = false;  // the tables of the library instead
 };
 
 struct Point {
@@ -252,27 +259,61 @@ Verb add_fit(CLI::App& program) {
   CLI::App* command =
       program.add_subcommand("fit", "Re-estimate the constants of moment matching by simulation");
   const auto request = std::make_shared<Request>();
-  command->add_option("--dim", request->dims, "Channels of q and k, one fit for each")
-      ->check(CLI::Range(1, 256))
-      ->capture_default_str();
-  command->add_option("--tokens", request->tokens, "Queries, and keys")
-      ->check(CLI::Range(2, 65536))
-      ->capture_default_str();
-  command->add_option("--range", request->range, "Least and largest sigma of q and k")
-      ->expected(2)
-      ->check(CLI::Range(1e-3, 20.0))
-      ->capture_default_str();
-  command->add_option("--samples", request->samples, "Attention matrices of each fit")
+  CLI::Option* const dim =
+      command->add_option("--dim", request->dims, "Channels of q and k, one fit for each")
+          ->check(CLI::Range(1, 256))
+          ->capture_default_str();
+  CLI::Option* const tokens = command->add_option("--tokens", request->tokens, "Queries, and keys")
+                                  ->check(CLI::Range(2, 65536))
+                                  ->capture_default_str();
+  CLI::Option* const range =
+      command->add_option("--range", request->range, "Least and largest sigma of q and k")
+          ->expected(2)
+          ->check(CLI::Range(1e-3, 20.0))
+          ->capture_default_str();
+  command
+      ->add_option("--samples", request->samples,
+                   "Heads of each size; with --table those of 16 channels")
       ->check(CLI::Range(3, 1000000))
       ->capture_default_str();
   command->add_option("--seed", request->seed, "Of the random numbers")->capture_default_str();
+  CLI::Option* const verify =
+      command
+          ->add_flag("--verify", request->verify,
+                     "Hold exact and entropy against their promises instead")
+          ->excludes(range);
+  command
+      ->add_option("--table", request->table,
+                   "Write the tables of exact and entropy to this file instead")
+      ->excludes(dim)
+      ->excludes(tokens)
+      ->excludes(range)
+      ->excludes(verify);
   add_threads_option(*command, request->threads);
   add_json_option(*command, request->json);
   command->footer(
       help_footer("  lln fit\n"
                   "  lln fit --dim 64 --samples 512 --seed 7\n"
-                  "  lln fit --dim 40 56 --tokens 1024 --range 0.5 2 --json\n"));
-  return {command, [request] { return run(*request); }};
+                  "  lln fit --dim 40 56 --tokens 1024 --range 0.5 2 --json\n"
+                  "  lln fit --verify --samples 512\n"
+                  "  lln fit --table src/math/matching_table.h --samples 4096\n"));
+  return {command, [request, dim, tokens] {
+            if (!request->table.empty()) {
+              return make_table({.path = request->table,
+                                 .samples = request->samples,
+                                 .seed = request->seed,
+                                 .threads = request->threads,
+                                 .json = request->json});
+            }
+            if (!request->verify) return run(*request);
+            return verify_tables(
+                {.dims = dim->empty() ? kVerifiedDims : request->dims,
+                 .tokens = tokens->empty() ? kVerifiedTokens : std::vector{request->tokens},
+                 .samples = request->samples,
+                 .seed = request->seed,
+                 .threads = request->threads,
+                 .json = request->json});
+          }};
 }
 
 }  // namespace lln::cli

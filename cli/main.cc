@@ -19,10 +19,16 @@ int main(int argc, char** argv) {
       cli::help_footer("  lln demo\n"
                        "  lln explain forward:f32:cpu:b1h12n16384d64:lln\n"
                        "  lln run --help\n"));
-  const std::array verbs = {cli::add_info(program),         cli::add_check(program),
-                            cli::add_explain(program),      cli::add_bench(program),
-                            cli::add_run(program),          cli::add_fit(program),
-                            cli::add_demo(program, argv[0])};
+  const std::string command_line = cli::command_line(argc, argv);
+  const std::array verbs = {cli::add_info(program),
+                            cli::add_check(program),
+                            cli::add_explain(program),
+                            cli::add_bench(program),
+                            cli::add_run(program),
+                            cli::add_fit(program),
+                            cli::add_calibrate(program),
+                            cli::add_analyze(program, command_line),
+                            cli::add_demo(program, argv[0], command_line)};
   // Looked up before parsing: a command line that cannot be parsed also ends in JSON.
   const bool json =
       std::any_of(argv, argv + argc, [](const char* a) { return std::string_view(a) == "--json"; });
@@ -37,7 +43,8 @@ int main(int argc, char** argv) {
       });
   if (!known) {
     return cli::report_usage_error(
-        fmt::format("'{}' is no verb: expected info, check, explain, bench, run, fit or demo",
+        fmt::format("'{}' is no verb: expected info, check, explain, bench, run, fit, calibrate, "
+                    "analyze or demo",
                     first),
         json);
   }

@@ -336,9 +336,10 @@ const char* const kFileHelp =
     "With --layout bnhd the dimensions of q, k, v, g and of o, dq, dk, dv are [B,N,H,D].\n"
     "S is B unless packed.\n\n"
     "--matching none: alpha = beta = 1; paper: one sigma of all q, one of all k, the authors'\n"
-    "constants; per_head: moments of each sequence and key head; frozen: those of IN or of the\n"
-    "flags. Without it: frozen where alpha or beta is given, otherwise per_head. paper and\n"
-    "per_head need --feature exp and no --causal, since they read the whole sequence.\n\n"
+    "constants; per_head: moments of each sequence and key head; exact: the same with tables in\n"
+    "place of the line; entropy: the mean entropy of rows is matched; frozen: those of IN or of\n"
+    "the flags. Without it: frozen where alpha or beta is given, otherwise per_head. All but none\n"
+    "and frozen need --feature exp and no --causal, since they read the whole sequence.\n\n"
     "Tensors of OUT: o; for LLN the alpha and beta that were used, [S,H] and [S,Hk], or where\n"
     "frozen in the shape of IN; with --backward also dq, dk, dv in the dtype of q, and in F32\n"
     "dalpha, dbeta and dmix (or dlln_weight, ddiag_weight) in the shape of what they belong to.\n"
@@ -369,7 +370,7 @@ Verb add_run(CLI::App& program) {
   command->add_option("--alpha", request->alpha, "One number for all query heads");
   command->add_option("--beta", request->beta, "One number for all key heads");
   command->add_option("--matching", request->matching, "How alpha and beta are set")
-      ->check(CLI::IsMember({"none", "paper", "per_head", "frozen"}));
+      ->check(CLI::IsMember({"none", "paper", "per_head", "exact", "entropy", "frozen"}));
   command->add_flag("--backward", request->backward, "Gradients as well; needs g");
   command->add_option("--layout", request->layout, "Order of dimensions in both files")
       ->check(CLI::IsMember({"bhnd", "bnhd"}))

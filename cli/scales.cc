@@ -40,26 +40,34 @@ std::string clamped_text(const MatchingReport& report) {
   std::vector<std::string> limits;
   if (first.sigma_q) limits.emplace_back("sigma of q counts as 1e-4");
   if (first.sigma_k) limits.emplace_back("sigma of k counts as 1e-4");
-  if (first.target) limits.emplace_back("the log-variance of softmax is out of reach");
+  if (first.target) limits.emplace_back("the concentration of softmax is out of reach");
+  if (first.size) limits.emplace_back("dim or tokens are outside of the tables");
   return fmt::format("limits set alpha and beta of {} pair{}, first sequence {}, key head {}: {}",
                      report.clamped.size(), report.clamped.size() == 1 ? "" : "s",
                      index(first.sequence), index(first.head_k), fmt::join(limits, ", "));
 }
 
+Json to_json(const std::vector<ClampedHead>& clamped) {
+  Json list = Json::array();
+  for (const ClampedHead& c : clamped) {
+    list.push_back({{"sequence", c.sequence},
+                    {"head_k", c.head_k},
+                    {"sigma_q", c.sigma_q},
+                    {"sigma_k", c.sigma_k},
+                    {"target", c.target},
+                    {"size", c.size}});
+  }
+  return list;
+}
+
 Json to_json(const Scales& scales) {
   if (!scales.mode) return nullptr;
-  Json clamped = Json::array();
-  for (const ClampedHead& c : scales.report.clamped) {
-    clamped.push_back({{"sequence", c.sequence},
-                       {"head_k", c.head_k},
-                       {"sigma_q", c.sigma_q},
-                       {"sigma_k", c.sigma_k},
-                       {"target", c.target}});
-  }
   Json constants;  // null where the mode uses none
   const MatchingConstants& line = scales.report.constants;
   if (line.a > 0) constants = {{"a", line.a}, {"b", line.b}};
-  return {{"mode", to_string(*scales.mode)}, {"constants", constants}, {"clamped", clamped}};
+  return {{"mode", to_string(*scales.mode)},
+          {"constants", constants},
+          {"clamped", to_json(scales.report.clamped)}};
 }
 
 }  // namespace lln::cli

@@ -24,6 +24,7 @@ std::optional<Matching> requested_matching(const std::string& name, bool given,
 
 // One line for all heads that a limit was applied to, at least one.
 std::string clamped_text(const MatchingReport& report);
+Json to_json(const std::vector<ClampedHead>& clamped);
 Json to_json(const Scales& scales);
 
 }  // namespace lln::cli

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "lln/error.h"
 
@@ -85,6 +86,24 @@ int run_reporting_errors(const Verb& verb, bool json) {
 int report_usage_error(const std::string& text, bool json) {
   return report("usage", json ? text : text + "\nlln --help and lln VERB --help say more", kUsage,
                 json);
+}
+
+std::string command_line(int argc, const char* const* argv) {
+  constexpr std::string_view kPlain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,:/@%";
+  std::string text = "lln";
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    text += ' ';
+    if (!word.empty() && word.find_first_not_of(kPlain) == std::string_view::npos) {
+      text += word;
+      continue;
+    }
+    text += '\'';
+    for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    text += '\'';
+  }
+  return text;
 }
 
 std::string time_text(double seconds) {

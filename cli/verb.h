@@ -41,7 +41,10 @@ Verb add_explain(CLI::App& program);
 Verb add_bench(CLI::App& program);
 Verb add_run(CLI::App& program);
 Verb add_fit(CLI::App& program);
-Verb add_demo(CLI::App& program, const std::string& program_path);
+Verb add_calibrate(CLI::App& program);
+// `command_line` is what the report says that it was made by.
+Verb add_analyze(CLI::App& program, const std::string& command_line);
+Verb add_demo(CLI::App& program, const std::string& program_path, const std::string& command_line);
 
 // Options with one meaning in all verbs.
 void add_json_option(CLI::App& command, bool& json);
@@ -57,6 +60,9 @@ void print_json(const Json& result);
 // --json on stdout as {"error": {"code": ..., "text": ...}}.
 int run_reporting_errors(const Verb& verb, bool json);
 int report_usage_error(const std::string& text, bool json);
+
+// The command line as a shell reads it, the program called lln.
+std::string command_line(int argc, const char* const* argv);
 
 std::string time_text(double seconds);  // "12.3 ms"
 std::string size_text(double bytes);    // "1.2 GB"

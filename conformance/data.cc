@@ -6,24 +6,12 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numbers>
 
 #include "math/half.h"
+#include "math/random.h"
 
 namespace lln::conformance {
 namespace {
-
-std::uint64_t mix_bits(std::uint64_t x) {  // the finaliser of splitmix64
-  x += 0x9E3779B97F4A7C15U;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9U;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBU;
-  return x ^ (x >> 31);
-}
-
-double uniform_number(std::uint64_t seed, std::uint64_t index) {  // in (0, 1)
-  const std::uint64_t bits = mix_bits(mix_bits(seed) ^ (index * 2 + 1));
-  return (static_cast<double>(bits >> 11) + 0.5) * 0x1p-53;
-}
 
 enum Seed : std::uint64_t { kQ = 1, kK, kV, kG, kAlpha, kBeta, kMix, kLln, kDiag, kMask };
 
@@ -193,8 +181,7 @@ void mark_keys(const Case& c, Inputs& in) {
 }  // namespace
 
 double normal_number(std::uint64_t seed, std::uint64_t index) {
-  const double radius = std::sqrt(-2 * std::log(uniform_number(seed, 2 * index)));
-  return radius * std::cos(2 * std::numbers::pi * uniform_number(seed, 2 * index + 1));
+  return lln::normal_number(seed, index);
 }
 
 AttentionInputs Inputs::views() const {

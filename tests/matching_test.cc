@@ -335,11 +335,11 @@ TEST(RunningMomentsTest, OldStepsDecay) {
 }
 
 TEST(MatchingNames, RoundTrip) {
-  for (const Matching mode :
-       {Matching::none, Matching::paper, Matching::per_head, Matching::frozen, Matching::ema}) {
+  for (const Matching mode : {Matching::none, Matching::paper, Matching::per_head, Matching::frozen,
+                              Matching::ema, Matching::exact, Matching::entropy}) {
     EXPECT_EQ(parse_matching(to_string(mode)), mode);
   }
-  EXPECT_THROW(parse_matching("exact"), Error);
+  EXPECT_THROW(parse_matching("variance"), Error);
 }
 
 // A call that a test breaks, and the one text that is expected of it.
@@ -365,6 +365,10 @@ TEST_F(Refusal, CausalModesThatReadTheSequence) {
           "ema, none, or frozen with alpha and beta calibrated before"});
   options.mode = Matching::paper;
   expect({"mode paper reads the whole sequence"});
+  options.mode = Matching::exact;
+  expect({"mode exact reads the whole sequence"});
+  options.mode = Matching::entropy;
+  expect({"mode entropy reads the whole sequence"});
 }
 
 TEST_F(Refusal, OtherFeatureMaps) {
@@ -374,6 +378,8 @@ TEST_F(Refusal, OtherFeatureMaps) {
       {"mode per_head matches the exponential feature map, found softplus: use none, or frozen"});
   options.mode = Matching::paper;
   expect({"mode paper matches the exponential"});
+  options.mode = Matching::entropy;
+  expect({"mode entropy matches the exponential"});
   options.mode = Matching::ema;
   options.running = &running;
   expect({"mode ema matches the exponential"});
@@ -401,6 +407,8 @@ TEST_F(Refusal, WhatAModeNeedsAndDoesNotUse) {
   options.constants = kAuthorsConstants;
   expect({"running moments are given but mode none does not use them",
           "constants are given but mode none does not use them"});
+  options = {.mode = Matching::exact, .constants = kAuthorsConstants};
+  expect({"constants are given but mode exact does not use them"});
   options = {.constants = {{-1, 0}}};
   expect({"constants are a = -1, b = 0: expected finite ones with a > 0"});
 }

@@ -66,7 +66,9 @@ enum {
   LLN_MATCHING_PAPER = 1,
   LLN_MATCHING_PER_HEAD = 2,
   LLN_MATCHING_FROZEN = 3,
-  LLN_MATCHING_EMA = 4
+  LLN_MATCHING_EMA = 4,
+  LLN_MATCHING_EXACT = 5,
+  LLN_MATCHING_ENTROPY = 6
 };
 
 const char* lln_version(void);                   // of the library that is linked: "0.1.0"
@@ -266,7 +268,7 @@ typedef struct lln_matching_outputs {
 // A pair (sequence, key head) that a limit was applied to; -1 stands for all of them.
 typedef struct lln_clamped_head {
   int64_t sequence, head_k;
-  int32_t sigma_q, sigma_k, target;  // truth values
+  int32_t sigma_q, sigma_k, target, size;  // truth values
 } lln_clamped_head;
 
 typedef struct lln_matching_report {

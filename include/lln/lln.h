@@ -3,9 +3,11 @@
 #pragma once
 
 #include "lln/attention.h"
+#include "lln/calibration.h"
 #include "lln/decode.h"
 #include "lln/error.h"
 #include "lln/exec.h"
+#include "lln/instruments.h"
 #include "lln/moments.h"
 #include "lln/problem.h"
 #include "lln/tensor.h"

@@ -1,6 +1,7 @@
 // Where alpha and beta come from: moments of q and k, and the rules that turn them into scales. LLN
 // attention with these scales has about the concentration of softmax attention on the same q and
-// k: the variance of ln P is matched (docs/matching.md). No gradient flows through alpha and beta.
+// k: the variance of ln P is matched, or the entropy of its rows (docs/matching.md). No gradient
+// flows through alpha and beta.
 //
 // On a CUDA device match_moments and update_moments put their work into Exec::stream and return;
 // with the attention that follows they can be captured in one graph.
@@ -53,6 +54,8 @@ enum class Matching : std::uint8_t {
   per_head,  // moments of each (sequence, key head), constants for this dim
   frozen,    // the alpha and beta that are given
   ema,       // running moments of each key head, from the steps before this one
+  exact,     // as per_head, but Var(ln P) by simulated tables in place of the line
+  entropy,   // as exact, but the mean entropy of rows is matched
 };
 
 const char* to_string(Matching mode) noexcept;
@@ -137,21 +140,28 @@ struct ClampedHead {
   std::int64_t head_k = 0;
   bool sigma_q = false;  // below 1e-4, counts as 1e-4
   bool sigma_k = false;
-  bool target = false;  // sigma_q^2 sigma_k^2 is not above b: alpha sigma_q counts as 1e-4
+  // sigma_q^2 sigma_k^2 is not above b: alpha sigma_q counts as 1e-4. Modes exact and entropy: it
+  // is not between 1/64 and 16, and counts as the nearest of them.
+  bool target = false;
+  // Modes exact and entropy: dim is not between 8 and 256, or the number of keys that count not
+  // between 16 and 65536; the nearest counts.
+  bool size = false;
 };
 
 struct MatchingReport {
-  MatchingConstants constants = {};  // that were used; zero in modes none and frozen
+  MatchingConstants constants = {};  // that were used; zero in modes without a line
   std::vector<ClampedHead> clamped =
       {};  // empty with tensors on a device, where it is not known yet
 };
 
-// alpha = st / sigma_q and beta = st / sigma_k with st = sqrt((sigma_q^2 sigma_k^2 - b) / (2 a)).
-// sigma_q is pooled over the query heads that share a key head. Where q or k has no token that
-// counts, and in mode ema before the first step, alpha = beta = 1. Throws one Error naming every
-// fault, and one where q or k holds an infinity or NaN in a token that counts; on a device alpha
-// and beta are NaN instead, for the sequence and key head that holds it, or for all in mode paper.
-// On the CPU Exec::workspace is not used; on a device it is, of matching_workspace_bytes().
+// alpha = st / sigma_q and beta = st / sigma_k with st = sqrt((sigma_q^2 sigma_k^2 - b) / (2 a)),
+// or in modes exact and entropy with st from a table over dim, the number of keys that count and
+// sigma_q^2 sigma_k^2. sigma_q is pooled over the query heads that share a key head. Where q or k
+// has no token that counts, and in mode ema before the first step, alpha = beta = 1. Throws one
+// Error naming every fault, and one where q or k holds an infinity or NaN in a token that counts;
+// on a device alpha and beta are NaN instead, for the sequence and key head that holds it, or for
+// all in mode paper. On the CPU Exec::workspace is not used; on a device it is, of
+// matching_workspace_bytes().
 MatchingReport match_moments(const MatchingInputs& in, const MatchingOutputs& out,
                              const MatchingOptions& options, const Exec& exec = {});
 
@@ -163,7 +173,8 @@ void update_moments(RunningMoments& running, const MatchingInputs& in, const Exe
 void update_moments(const DeviceRunningMoments& running, const MatchingInputs& in,
                     const Exec& exec = {});
 
-// Scratch memory of match_moments in modes paper and per_head, and of update_moments; 0 on the CPU.
+// Scratch memory of match_moments in modes that take moments of the call, and of update_moments; 0
+// on the CPU.
 std::size_t matching_workspace_bytes(const MatchingInputs& in);
 
 }  // namespace lln

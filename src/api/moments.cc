@@ -8,92 +8,22 @@
 #include <array>
 #include <cmath>
 
+#include "api/head_sums.h"
 #include "api/kernel.h"
+#include "api/matching_rule.h"
 #include "api/memory_errors.h"
 #include "api/moments_check.h"
 #include "api/moments_device.h"
-#include "cpu/moments.h"
 #include "lln/error.h"
+#include "math/matching_rule.h"
 #include "math/moments.h"
 
 namespace lln {
 namespace {
 
-constexpr std::array kModes = {Matching::none, Matching::paper, Matching::per_head,
-                               Matching::frozen, Matching::ema};
-
-// Tokens of one task. The cut depends on the length alone, so that sums are joined in the same
-// order whatever the threads and the neighbours. 1024 tokens of 64 channels take tens of
-// microseconds, a hundred times what a task costs to start.
-constexpr std::int64_t kSegmentTokens = 1024;
-
-// out[s * heads + h] for all spans and heads.
-void sum_heads(const ConstView& x, std::span<const TokenSpan> spans, std::span<Moments> out,
-               Parallel* parallel) {
-  struct Segment {
-    std::size_t span;
-    std::int64_t begin, end;
-  };
-  std::vector<Segment> segments;
-  for (std::size_t s = 0; s < spans.size(); ++s) {
-    for (std::int64_t begin = spans[s].begin; begin < spans[s].end; begin += kSegmentTokens) {
-      segments.push_back({s, begin, std::min(begin + kSegmentTokens, spans[s].end)});
-    }
-  }
-  const std::int64_t heads = x.shape[1];
-  const auto count = static_cast<std::int64_t>(segments.size());
-  std::vector<Moments> parts(static_cast<std::size_t>(heads * count));
-  parallel_for(parallel, heads * count, [&](std::int64_t task, int) {
-    const Segment& segment = segments[static_cast<std::size_t>(task % count)];
-    const TokenSpan& span = spans[segment.span];
-    parts[static_cast<std::size_t>(task)] =
-        cpu::sum_moments(cpu::rows_of(x, span.batch, task / count, 0), segment.begin, segment.end,
-                         span.mask, span.mask_stride);
-  });
-  std::fill(out.begin(), out.end(), Moments());
-  for (std::size_t task = 0; task < parts.size(); ++task) {
-    const std::size_t head = task / segments.size();
-    Moments& total =
-        out[segments[task % segments.size()].span * static_cast<std::size_t>(heads) + head];
-    total = merged(total, parts[task]);
-  }
-}
-
-void expect_finite(const char* call, const char* name, std::span<const Moments> moments,
-                   std::int64_t heads) {
-  for (std::size_t i = 0; i < moments.size(); ++i) {
-    if (std::isfinite(moments[i].mean) && std::isfinite(moments[i].m2)) continue;
-    const auto index = static_cast<std::int64_t>(i);
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("{}: {} holds an infinity or NaN in a token that counts: sequence {}, "
-                            "head {}",
-                            call, name, index / heads, index % heads));
-  }
-}
-
-// Moments of q and k for every (sequence, key head).
-struct HeadPairs {
-  std::vector<Moments> q, k;
-};
-
-HeadPairs sum_pairs(const char* call, const MatchingInputs& in, const CheckedMatching& checked,
-                    Parallel* parallel) {
-  const Problem& p = checked.problem;
-  const std::int64_t group = p.heads / p.heads_k;
-  HeadPairs pairs;
-  pairs.k.resize(static_cast<std::size_t>(p.sequences * p.heads_k));
-  pairs.q.resize(pairs.k.size());
-  std::vector<Moments> by_head(static_cast<std::size_t>(p.sequences * p.heads));
-  sum_heads(in.q, checked.q, by_head, parallel);
-  sum_heads(in.k, checked.k, pairs.k, parallel);
-  expect_finite(call, "q", by_head, p.heads);
-  expect_finite(call, "k", pairs.k, p.heads_k);
-  for (std::size_t i = 0; i < by_head.size(); ++i) {
-    Moments& total = pairs.q[i / static_cast<std::size_t>(group)];
-    total = merged(total, by_head[i]);
-  }
-  return pairs;
-}
+constexpr std::array kModes = {Matching::none,   Matching::paper, Matching::per_head,
+                               Matching::frozen, Matching::ema,   Matching::exact,
+                               Matching::entropy};
 
 Moments pooled(std::span<const Moments> moments) {
   Moments total;
@@ -113,8 +43,9 @@ void set(const View& v, std::int64_t s, std::int64_t h, double value) {
 // Writes alpha and beta of one key head, and of the query heads that share it, and notes limits.
 class ScaleWriter {
  public:
-  ScaleWriter(const Problem& problem, const MatchingOutputs& out, MatchingReport& report)
-      : p_(problem), out_(out), report_(report) {}
+  ScaleWriter(const Problem& problem, const MatchingOutputs& out, const MatchingRule& rule,
+              MatchingReport& report)
+      : p_(problem), out_(out), rule_(rule), report_(report) {}
 
   void write(std::int64_t s, std::int64_t head_k, double alpha, double beta) const {
     const std::int64_t group = p_.heads / p_.heads_k;
@@ -129,25 +60,24 @@ class ScaleWriter {
     }
   }
 
-  // Where either has seen nothing, both scales are 1.
+  // Where either has seen nothing, both scales are 1. `tokens` is the number of keys that count.
   MatchedScales match(std::int64_t s, std::int64_t head_k, bool seen, double variance_q,
-                      double variance_k) {
+                      double variance_k, double tokens) {
     if (!seen) return {};
-    const MatchedScales scales = matched_scales(variance_q, variance_k, report_.constants);
-    if (scales.sigma_q_clamped || scales.sigma_k_clamped || scales.target_clamped) {
-      report_.clamped.push_back(
-          {s, head_k, scales.sigma_q_clamped, scales.sigma_k_clamped, scales.target_clamped});
-    }
+    const MatchedScales scales = matched_scales(variance_q, variance_k, tokens, rule_);
+    if (scales.clamped()) report_.clamped.push_back(clamped_head(s, head_k, scales));
     return scales;
   }
 
   MatchedScales match(std::int64_t s, std::int64_t head_k, const Moments& q, const Moments& k) {
-    return match(s, head_k, q.count > 0 && k.count > 0, q.variance(), k.variance());
+    return match(s, head_k, q.count > 0 && k.count > 0, q.variance(), k.variance(),
+                 k.count / static_cast<double>(p_.dim));
   }
 
  private:
   const Problem& p_;
   const MatchingOutputs& out_;
+  const MatchingRule& rule_;
   MatchingReport& report_;
 };
 
@@ -171,7 +101,7 @@ void write_running(const Problem& p, const RunningMoments& running, ScaleWriter&
     MatchedScales scales;
     if (!running.q.empty()) {
       const RunningMoments::Head &q = running.q[at], &k = running.k[at];
-      scales = writer.match(-1, h, q.weight > 0 && k.weight > 0, q.variance, k.variance);
+      scales = writer.match(-1, h, q.weight > 0 && k.weight > 0, q.variance, k.variance, 0);
     }
     for (std::int64_t s = 0; s < p.sequences; ++s) writer.write(s, h, scales.alpha, scales.beta);
   }
@@ -192,8 +122,9 @@ MatchingReport match(const MatchingInputs& in, const MatchingOutputs& out,
   const CheckedMatching checked = check_matching(in, out, options);
   const Problem& p = checked.problem;
   if (p.device.kind != DeviceKind::cpu) return match_on_device(checked, in, out, options, exec);
-  MatchingReport report;
-  ScaleWriter writer(p, out, report);
+  const MatchingRule rule = matching_rule(options, p.dim);
+  MatchingReport report{.constants = rule.line};
+  ScaleWriter writer(p, out, rule, report);
   switch (options.mode) {
     case Matching::none:
       writer.write_all(1, 1);
@@ -202,18 +133,17 @@ MatchingReport match(const MatchingInputs& in, const MatchingOutputs& out,
       write_frozen(p, in, out);
       break;
     case Matching::paper: {
-      report.constants = kAuthorsConstants;
-      const HeadPairs pairs = sum_pairs("match_moments", in, checked, exec.parallel);
+      const HeadPairs pairs = sum_pairs("match_moments", in, checked, exec);
       const MatchedScales scales = writer.match(-1, -1, pooled(pairs.q), pooled(pairs.k));
       writer.write_all(scales.alpha, scales.beta);
       break;
     }
     case Matching::per_head:
-      report.constants = options.constants.value_or(matching_constants(p.dim));
-      write_per_head(p, sum_pairs("match_moments", in, checked, exec.parallel), writer);
+    case Matching::exact:
+    case Matching::entropy:
+      write_per_head(p, sum_pairs("match_moments", in, checked, exec), writer);
       break;
     case Matching::ema:
-      report.constants = options.constants.value_or(matching_constants(p.dim));
       write_running(p, *options.running, writer);
       break;
   }
@@ -222,7 +152,7 @@ MatchingReport match(const MatchingInputs& in, const MatchingOutputs& out,
 
 void update(RunningMoments& running, const MatchingInputs& in, const Exec& exec) {
   const CheckedMatching checked = check_update(running, in);
-  const HeadPairs pairs = sum_pairs("update_moments", in, checked, exec.parallel);
+  const HeadPairs pairs = sum_pairs("update_moments", in, checked, exec);
   const auto heads = static_cast<std::size_t>(checked.problem.heads_k);
   running.q.resize(heads);
   running.k.resize(heads);
@@ -263,6 +193,10 @@ const char* to_string(Matching mode) noexcept {
       return "frozen";
     case Matching::ema:
       return "ema";
+    case Matching::exact:
+      return "exact";
+    case Matching::entropy:
+      return "entropy";
   }
   return "?";
 }
@@ -273,7 +207,9 @@ Matching parse_matching(std::string_view text) {
   }
   throw Error(
       ErrorCode::invalid_argument,
-      fmt::format("unknown matching '{}': expected none, paper, per_head, frozen or ema", text));
+      fmt::format("unknown matching '{}': expected none, paper, per_head, frozen, ema, exact or "
+                  "entropy",
+                  text));
 }
 
 MatchingConstants matching_constants(std::int64_t dim) noexcept { return fitted_constants(dim); }

@@ -16,12 +16,10 @@
 namespace lln {
 namespace {
 
-// Modes that take moments of the tensors of this very call.
-bool reads_sequence(Matching mode) { return mode == Matching::paper || mode == Matching::per_head; }
 // A row takes at most the threads of a block.
 constexpr std::int64_t kMostDeviceChannels = 256;
 
-bool uses_line(Matching mode) { return mode == Matching::per_head || mode == Matching::ema; }
+bool takes_constants(Matching mode) { return mode == Matching::per_head || mode == Matching::ema; }
 
 std::int64_t sequences_of(const IndexView& cu, std::int64_t batch) {
   return cu.given() ? std::max<std::int64_t>(cu.count - 1, 0) : batch;
@@ -117,7 +115,7 @@ class MatchingChecker {
           mode));
     }
     if (options.feature != Feature::exp &&
-        (uses_line(options.mode) || options.mode == Matching::paper)) {
+        (reads_sequence(options.mode) || options.mode == Matching::ema)) {
       faults.add(fmt::format(
           "mode {} matches the exponential feature map, found {}: use none, or frozen with alpha "
           "and beta",
@@ -126,7 +124,7 @@ class MatchingChecker {
     check_frozen(options.mode);
     check_running(options);
     if (!options.constants) return;
-    if (!uses_line(options.mode)) {
+    if (!takes_constants(options.mode)) {
       faults.add(fmt::format("constants are given but mode {} does not use them", mode));
     } else if (!(options.constants->a > 0) || !std::isfinite(options.constants->a) ||
                !std::isfinite(options.constants->b)) {
@@ -257,6 +255,11 @@ class MatchingChecker {
 
 }  // namespace
 
+bool reads_sequence(Matching mode) noexcept {
+  return mode == Matching::paper || mode == Matching::per_head || mode == Matching::exact ||
+         mode == Matching::entropy;
+}
+
 std::vector<TokenSpan> check_moments(const MomentsInputs& in, std::size_t outputs) {
   Faults faults;
   const Shape& shape = in.x.shape;
@@ -309,6 +312,18 @@ CheckedMatching check_update(const DeviceRunningMoments& running, const Matching
   checker.check_tensors();
   checker.check_running_view(running);
   return checker.finish("update_moments", "");
+}
+
+CheckedMatching check_calibration(const MatchingInputs& in, Matching mode) {
+  MatchingChecker checker(in);
+  checker.check_tensors();
+  if (reads_sequence(mode)) {
+    checker.check_mode({.mode = mode});
+  } else {
+    checker.faults.add(fmt::format(
+        "mode {} finds no scales: expected paper, per_head, exact or entropy", to_string(mode)));
+  }
+  return checker.finish("calibrate", fmt::format("mode {} for ", to_string(mode)));
 }
 
 CheckedMatching check_workspace_inputs(const MatchingInputs& in) {

@@ -22,12 +22,16 @@ struct CheckedMatching {
   std::vector<TokenSpan> q, k;  // one per sequence; none on a device, which finds them itself
 };
 
+// Whether a mode takes moments of the tensors of the very call.
+bool reads_sequence(Matching mode) noexcept;
+
 // Each throws one Error that names every fault.
 std::vector<TokenSpan> check_moments(const MomentsInputs& in, std::size_t outputs);
 CheckedMatching check_matching(const MatchingInputs& in, const MatchingOutputs& out,
                                const MatchingOptions& options);
 CheckedMatching check_update(const RunningMoments& running, const MatchingInputs& in);
 CheckedMatching check_update(const DeviceRunningMoments& running, const MatchingInputs& in);
+CheckedMatching check_calibration(const MatchingInputs& in, Matching mode);
 // Of the tensors alone.
 CheckedMatching check_workspace_inputs(const MatchingInputs& in);
 

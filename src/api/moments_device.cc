@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "api/matching_rule.h"
 #include "api/memory_errors.h"
 #include "cuda/host.h"
 #include "cuda/moments.h"
@@ -58,9 +59,8 @@ class DeviceMatching {
 MatchingReport match_on_device(const CheckedMatching& checked, const MatchingInputs& in,
                                const MatchingOutputs& out, const MatchingOptions& options,
                                const Exec& exec) {
-  const bool sums = options.mode == Matching::paper || options.mode == Matching::per_head;
-  const DeviceMatching device("match_moments", in, checked, exec, sums);
-  MatchingReport report;
+  const DeviceMatching device("match_moments", in, checked, exec, reads_sequence(options.mode));
+  const MatchingRule rule = matching_rule(options, checked.problem.dim);
   switch (options.mode) {
     case Matching::none:
       cuda::match_none(device.call(), out);
@@ -69,19 +69,18 @@ MatchingReport match_on_device(const CheckedMatching& checked, const MatchingInp
       cuda::match_frozen(device.call(), out);
       break;
     case Matching::paper:
-      report.constants = kAuthorsConstants;
-      cuda::match_paper(device.call(), out, report.constants);
+      cuda::match_paper(device.call(), out, rule);
       break;
     case Matching::per_head:
-      report.constants = options.constants.value_or(matching_constants(checked.problem.dim));
-      cuda::match_per_head(device.call(), out, report.constants);
+    case Matching::exact:
+    case Matching::entropy:
+      cuda::match_per_head(device.call(), out, rule);
       break;
     case Matching::ema:
-      report.constants = options.constants.value_or(matching_constants(checked.problem.dim));
-      cuda::match_running(device.call(), out, report.constants, *options.running_on_device);
+      cuda::match_running(device.call(), out, rule, *options.running_on_device);
       break;
   }
-  return report;
+  return {.constants = rule.line};
 }
 
 // As the keys of a matching without queries.

@@ -31,7 +31,9 @@ static_assert(agrees(Matching::none, LLN_MATCHING_NONE) &&
               agrees(Matching::paper, LLN_MATCHING_PAPER) &&
               agrees(Matching::per_head, LLN_MATCHING_PER_HEAD) &&
               agrees(Matching::frozen, LLN_MATCHING_FROZEN) &&
-              agrees(Matching::ema, LLN_MATCHING_EMA));
+              agrees(Matching::ema, LLN_MATCHING_EMA) &&
+              agrees(Matching::exact, LLN_MATCHING_EXACT) &&
+              agrees(Matching::entropy, LLN_MATCHING_ENTROPY));
 
 }  // namespace
 
@@ -172,7 +174,7 @@ MatchingOutputs Arguments::matching(const lln_matching_outputs* out) {
 
 MatchingOptions Arguments::matching(const lln_matching_options* options) {
   if (options == nullptr) return {};
-  MatchingOptions to{.mode = constant("mode", options->mode, Matching::ema),
+  MatchingOptions to{.mode = constant("mode", options->mode, Matching::entropy),
                      .causal = options->causal != 0,
                      .feature = constant("feature", options->feature, Feature::power)};
   if (options->constants != nullptr) {

@@ -20,7 +20,7 @@ lln_moments to_c(const lln::Moments& m) { return {m.count, m.mean, m.m2}; }
 lln_matching_constants to_c(const lln::MatchingConstants& c) { return {c.a, c.b}; }
 
 lln_clamped_head to_c(const lln::ClampedHead& head) {
-  return {head.sequence, head.head_k, head.sigma_q, head.sigma_k, head.target};
+  return {head.sequence, head.head_k, head.sigma_q, head.sigma_k, head.target, head.size};
 }
 
 using RunningHeads = std::vector<lln::RunningMoments::Head>;

@@ -12,9 +12,7 @@
 #include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
-#include <cstring>
-#include <type_traits>
-
+#include "cpu/load_f64-inl.h"
 #include "cpu/moments.h"
 #include "math/moments.h"
 
@@ -25,10 +23,11 @@ namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-using Tag = hn::CappedTag<double, 8>;
-using Vec = hn::Vec<Tag>;
-constexpr Tag kTag;
-constexpr std::int64_t kLanes = static_cast<std::int64_t>(hn::MaxLanes(Tag()));
+using f64::kLanes;
+using f64::kTag;
+using f64::load;
+using f64::load_part;
+using f64::Vec;
 
 // Rows of one head lie far apart where tokens come before heads, and the CPU does not guess the
 // next. Eight rows ahead halve the time of such a layout (12 heads of 65536 tokens, 64 channels:
@@ -37,21 +36,6 @@ constexpr std::int64_t kAhead = 8;
 
 HWY_INLINE void prefetch(const std::byte* row, std::int64_t bytes) {
   for (std::int64_t i = 0; i < bytes; i += 64) hwy::Prefetch(row + i);
-}
-
-template <DType kType>
-HWY_INLINE Vec load(const std::byte* p) {
-  const hn::Rebind<float, Tag> d32;
-  if constexpr (kType == DType::f64) {
-    return hn::LoadU(kTag, reinterpret_cast<const double*>(p));
-  } else if constexpr (kType == DType::f32) {
-    return hn::PromoteTo(kTag, hn::LoadU(d32, reinterpret_cast<const float*>(p)));
-  } else {
-    using Half = std::conditional_t<kType == DType::f16, hwy::float16_t, hwy::bfloat16_t>;
-    const hn::Rebind<Half, Tag> d16;
-    const auto half = hn::LoadU(d16, reinterpret_cast<const Half*>(p));
-    return hn::PromoteTo(kTag, hn::PromoteTo(d32, half));
-  }
 }
 
 struct Sums {
@@ -70,22 +54,15 @@ HWY_INLINE Sums joined(const Sums& x, const Sums& y) {
 }
 
 template <DType kType>
-HWY_INLINE Vec load_part(const std::byte* p, std::int64_t count, std::int64_t size) {
-  alignas(64) std::byte part[8 * kLanes] = {};
-  std::memcpy(part, p, static_cast<std::size_t>(count * size));
-  return load<kType>(part);
-}
-
-template <DType kType>
 Moments sum_rows(const ConstRows& rows, std::int64_t begin, std::int64_t end,
                  const std::uint8_t* mask, std::int64_t mask_stride) {
-  constexpr std::int64_t kSize = kType == DType::f64 ? 8 : kType == DType::f32 ? 4 : 2;
+  constexpr std::int64_t kSize = f64::kBytes<kType>;
   const auto counts = [&](std::int64_t row) {
     return mask == nullptr || mask[row * mask_stride] != 0;
   };
   while (begin < end && !counts(begin)) ++begin;
   if (begin == end || rows.width == 0) return {};
-  const double pivot = hn::GetLane(load_part<kType>(rows.row(begin), 1, kSize));
+  const double pivot = hn::GetLane(load_part<kType>(rows.row(begin), 1));
   const Vec pivots = hn::Set(kTag, pivot);
   const std::int64_t whole = rows.width / kLanes * kLanes;
   const auto rest = hn::FirstN(kTag, static_cast<std::size_t>(rows.width - whole));
@@ -109,7 +86,7 @@ Moments sum_rows(const ConstRows& rows, std::int64_t begin, std::int64_t end,
     }
     for (; c < whole; c += kLanes) add(difference(c), s0);
     if (c < rows.width) {
-      const Vec part = load_part<kType>(row + c * kSize, rows.width - c, kSize);
+      const Vec part = load_part<kType>(row + c * kSize, rows.width - c);
       add(hn::IfThenElseZero(rest, hn::Sub(part, pivots)), s0);
     }
   }

@@ -50,13 +50,9 @@ void copy_from_host(void*, const void*, std::size_t, void*) { refuse(); }
 std::size_t matching_workspace(const Problem&) { refuse(); }
 void match_none(const MatchingCall&, const MatchingOutputs&) { refuse(); }
 void match_frozen(const MatchingCall&, const MatchingOutputs&) { refuse(); }
-void match_per_head(const MatchingCall&, const MatchingOutputs&, const MatchingConstants&) {
-  refuse();
-}
-void match_paper(const MatchingCall&, const MatchingOutputs&, const MatchingConstants&) {
-  refuse();
-}
-void match_running(const MatchingCall&, const MatchingOutputs&, const MatchingConstants&,
+void match_per_head(const MatchingCall&, const MatchingOutputs&, const MatchingRule&) { refuse(); }
+void match_paper(const MatchingCall&, const MatchingOutputs&, const MatchingRule&) { refuse(); }
+void match_running(const MatchingCall&, const MatchingOutputs&, const MatchingRule&,
                    const DeviceRunningMoments&) {
   refuse();
 }

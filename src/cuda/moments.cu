@@ -9,10 +9,10 @@ namespace {
 
 struct RunningSource {
   const RunningMoments::Head* heads;  // of q, then of k
-  MatchingConstants constants;
+  MatchingRule rule;
   __device__ Scales operator()(std::int64_t, std::int64_t head_k, std::int64_t heads_k) const {
     const RunningMoments::Head q = heads[head_k], k = heads[heads_k + head_k];
-    return scales_of(q.weight != 0 && k.weight != 0, q.variance, k.variance, constants);
+    return scales_of(q.weight != 0 && k.weight != 0, q.variance, k.variance, 0, rule);
   }
 };
 
@@ -23,7 +23,7 @@ struct OneSource {
 // A thread for every (sequence, key head).
 template <class Source>
 __global__ void __launch_bounds__(kMomentThreads)
-    scales_kernel(const ScaleOutputs out, const Source source) {
+    scales_kernel(const ScaleOutputs out, const __grid_constant__ Source source) {
   const std::int64_t pair = static_cast<std::int64_t>(blockIdx.x) * kMomentThreads + threadIdx.x;
   if (pair >= out.sequences * out.heads_k) return;
   const std::int64_t s = pair / out.heads_k, head_k = pair % out.heads_k;
@@ -43,8 +43,8 @@ __global__ void __launch_bounds__(kMomentThreads)
 
 // One block: the scales of all pairs together.
 __global__ void __launch_bounds__(kMomentThreads)
-    pooled_kernel(const ScaleOutputs out, const PairMoments all,
-                  const MatchingConstants constants) {
+    pooled_kernel(const ScaleOutputs out, const PairMoments all, int dim,
+                  const __grid_constant__ MatchingRule rule) {
   __shared__ Moments warps[kMomentWarps];
   __shared__ Scales scales;
   const std::int64_t pairs = out.sequences * out.heads_k;
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kMomentThreads)
   q = block_merged(q, warps);
   __syncthreads();
   k = block_merged(k, warps);
-  if (threadIdx.x == 0) scales = scales_of(q, k, constants);
+  if (threadIdx.x == 0) scales = scales_of(q, k, dim, rule);
   __syncthreads();
   for (std::int64_t i = threadIdx.x; i < pairs; i += kMomentThreads) {
     write_scales(out, i / out.heads_k, i % out.heads_k, scales);
@@ -124,22 +124,21 @@ void match_frozen(const MatchingCall& call, const MatchingOutputs& out) {
 }
 
 void match_per_head(const MatchingCall& call, const MatchingOutputs& out,
-                    const MatchingConstants& constants) {
-  sum_pairs(call, true, outputs(call.problem, out), constants);
+                    const MatchingRule& rule) {
+  sum_pairs(call, true, outputs(call.problem, out), rule);
 }
 
-void match_paper(const MatchingCall& call, const MatchingOutputs& out,
-                 const MatchingConstants& constants) {
+void match_paper(const MatchingCall& call, const MatchingOutputs& out, const MatchingRule& rule) {
   const PairMoments pairs = sum_pairs(call, true);
   if (call.problem.sequences == 0) return;
   pooled_kernel<<<1, kMomentThreads, 0, static_cast<cudaStream_t>(call.stream)>>>(
-      outputs(call.problem, out), pairs, constants);
+      outputs(call.problem, out), pairs, static_cast<int>(call.problem.dim), rule);
   check_launch("pooled_kernel");
 }
 
-void match_running(const MatchingCall& call, const MatchingOutputs& out,
-                   const MatchingConstants& constants, const DeviceRunningMoments& running) {
-  write_all(call, out, RunningSource{heads_of(running), constants});
+void match_running(const MatchingCall& call, const MatchingOutputs& out, const MatchingRule& rule,
+                   const DeviceRunningMoments& running) {
+  write_all(call, out, RunningSource{heads_of(running), rule});
 }
 
 void update_running(const MatchingCall& call, const DeviceRunningMoments& running) {

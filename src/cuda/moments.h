@@ -7,6 +7,7 @@
 #include <span>
 
 #include "lln/moments.h"
+#include "math/matching_rule.h"
 
 namespace lln::cuda {
 
@@ -26,12 +27,10 @@ std::size_t matching_workspace(const Problem& problem);
 // NaN, in its sequence and key head alone, with mode paper in all.
 void match_none(const MatchingCall& call, const MatchingOutputs& out);
 void match_frozen(const MatchingCall& call, const MatchingOutputs& out);
-void match_per_head(const MatchingCall& call, const MatchingOutputs& out,
-                    const MatchingConstants& constants);
-void match_paper(const MatchingCall& call, const MatchingOutputs& out,
-                 const MatchingConstants& constants);
-void match_running(const MatchingCall& call, const MatchingOutputs& out,
-                   const MatchingConstants& constants, const DeviceRunningMoments& running);
+void match_per_head(const MatchingCall& call, const MatchingOutputs& out, const MatchingRule& rule);
+void match_paper(const MatchingCall& call, const MatchingOutputs& out, const MatchingRule& rule);
+void match_running(const MatchingCall& call, const MatchingOutputs& out, const MatchingRule& rule,
+                   const DeviceRunningMoments& running);
 void update_running(const MatchingCall& call, const DeviceRunningMoments& running);
 
 // Moments of every (sequence, head) of the keys; waits for them.

@@ -46,7 +46,6 @@ struct MomentsCall {
   Moments* pair_q;  // [S, heads_k]
   Moments* pair_k;
   ScaleOutputs scales;  // of each pair, where given
-  MatchingConstants constants;
 };
 
 struct Span {
@@ -224,7 +223,8 @@ __device__ Moments joined_heads(const MomentsCall& call, const Side& side, std::
 
 // The moments of every (sequence, key head).
 __global__ void __launch_bounds__(kMomentThreads)
-    join_kernel(const __grid_constant__ MomentsCall call) {
+    join_kernel(const __grid_constant__ MomentsCall call,
+                const __grid_constant__ MatchingRule rule) {
   const std::int64_t pair = static_cast<std::int64_t>(blockIdx.x) * kMomentWarps + threadIdx.x / 32;
   if (pair >= call.sequences.count * call.heads_k) return;
   const std::int64_t s = pair / call.heads_k, head = pair % call.heads_k;
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(kMomentThreads)
   if (threadIdx.x % 32 != 0) return;
   call.pair_q[pair] = q;
   if (call.scales.alpha.data != nullptr) {
-    write_scales(call.scales, s, head, scales_of(q, k, call.constants));
+    write_scales(call.scales, s, head, scales_of(q, k, call.dim, rule));
   }
 }
 
@@ -288,7 +288,7 @@ void launch_moments(const MomentsCall& call, bool with_q, cudaStream_t stream) {
 std::size_t matching_workspace(const Problem& problem) { return Layout(problem).total(); }
 
 PairMoments sum_pairs(const MatchingCall& from, bool with_q, const ScaleOutputs& scales,
-                      const MatchingConstants& constants) {
+                      const MatchingRule& rule) {
   const Problem& p = from.problem;
   if (p.sequences == 0) return {};
   Call call;
@@ -317,7 +317,6 @@ PairMoments sum_pairs(const MatchingCall& from, bool with_q, const ScaleOutputs&
   sums.group = p.heads / p.heads_k;
   const Sequences& all = device.sequences;
   sums.scales = scales;
-  sums.constants = constants;
   sums.k.rows = device.k;
   sums.k.heads = p.heads_k;
   sums.k.pieces = static_cast<unsigned>(layout.k_pieces);
@@ -356,7 +355,7 @@ PairMoments sum_pairs(const MatchingCall& from, bool with_q, const ScaleOutputs&
       launch_moments<float>(sums, with_q, stream);
   }
   join_kernel<<<blocks_for(p.sequences * p.heads_k, kMomentWarps), kMomentThreads, 0, stream>>>(
-      sums);
+      sums, rule);
   check_launch("join_kernel");
   return {with_q ? sums.pair_q : nullptr, sums.pair_k};
 }

@@ -35,7 +35,7 @@ struct Scales {
 // In the workspace of the call. Without q, its moments are not given. `scales` gets alpha and beta
 // of each pair by itself, where it is given.
 PairMoments sum_pairs(const MatchingCall& call, bool with_q, const ScaleOutputs& scales = {},
-                      const MatchingConstants& constants = {});
+                      const MatchingRule& rule = {});
 
 inline unsigned blocks_for(std::int64_t items, std::int64_t per_block) {
   return static_cast<unsigned>((items + per_block - 1) / per_block);
@@ -73,18 +73,19 @@ __device__ inline void write_scales(const ScaleOutputs& out, std::int64_t s, std
   out.beta.data[s * out.beta.sequence + head_k * out.beta.head] = scales.beta;
 }
 
-// Both are 1 where either has seen nothing, and NaN where either is not finite.
-__device__ inline Scales scales_of(bool seen, double variance_q, double variance_k,
-                                   const MatchingConstants& constants) {
+// Both are 1 where either has seen nothing, and NaN where either is not finite. `tokens` is the
+// number of keys that count.
+__device__ inline Scales scales_of(bool seen, double variance_q, double variance_k, double tokens,
+                                   const MatchingRule& rule) {
   if (!seen) return {1, 1};
   if (!isfinite(variance_q) || !isfinite(variance_k)) return {NAN, NAN};
-  const MatchedScales scales = matched_scales(variance_q, variance_k, constants);
+  const MatchedScales scales = matched_scales(variance_q, variance_k, tokens, rule);
   return {static_cast<float>(scales.alpha), static_cast<float>(scales.beta)};
 }
 
-__device__ inline Scales scales_of(const Moments& q, const Moments& k,
-                                   const MatchingConstants& constants) {
-  return scales_of(q.count > 0 && k.count > 0, variance_of(q), variance_of(k), constants);
+__device__ inline Scales scales_of(const Moments& q, const Moments& k, int dim,
+                                   const MatchingRule& rule) {
+  return scales_of(q.count > 0 && k.count > 0, variance_of(q), variance_of(k), k.count / dim, rule);
 }
 
 #endif

@@ -15,6 +15,7 @@
 
 #include "io/bytes.h"
 #include "io/input_file.h"
+#include "io/printable.h"
 #include "io/tensor_source.h"
 
 namespace lln::io {
@@ -23,9 +24,6 @@ using Metadata = std::map<std::string, std::string>;
 
 // Bytes of one element, 0 for a dtype that is not known here.
 std::size_t element_bytes(std::string_view dtype) noexcept;
-
-// A name from a file, made fit for a message: in quotes, control characters escaped, cut when long.
-std::string printable(std::string_view name);
 
 // "[2, 3, 5]"
 std::string shape_text(std::span<const std::int64_t> shape);

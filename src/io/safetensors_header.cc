@@ -21,7 +21,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::size_t kMaxRank = 64;
-constexpr std::size_t kMaxPrinted = 80;
 
 constexpr std::array<std::pair<std::string_view, std::size_t>, 15> kElementBytes = {{
     {"BOOL", 1},
@@ -292,19 +291,6 @@ bool tensor_bytes(std::span<const std::int64_t> shape, std::size_t element, std:
     }
   }
   return true;
-}
-
-std::string printable(std::string_view name) {
-  std::string text = "'";
-  for (const char c : name.substr(0, kMaxPrinted)) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f) {
-      text += fmt::format("\\x{:02x}", byte);
-    } else {
-      text += c;
-    }
-  }
-  return text + (name.size() > kMaxPrinted ? "...'" : "'");
 }
 
 Header parse_header(const std::string& path, std::string_view text, std::uint64_t data_bytes) {

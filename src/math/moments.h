@@ -1,5 +1,5 @@
-// Scalar truths of moment matching: the mergeable triple of count, mean and squared deviations, the
-// fitted constants, and the formula that turns two variances into alpha and beta.
+// Scalar truths of moment matching: the mergeable triple of count, mean and squared deviations,
+// running moments, and the fitted constants.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -45,9 +45,6 @@ LLN_HOST_DEVICE inline void take_step(RunningMoments::Head& head, double decay,
   head.variance += share * (variance_of(step) - head.variance);
 }
 
-// A standard deviation or a scaled one below this counts as this.
-inline constexpr double kLeastSigma = 1e-4;
-
 struct FittedConstants {
   std::int64_t dim;
   MatchingConstants constants;
@@ -77,25 +74,6 @@ inline MatchingConstants fitted_constants(std::int64_t dim) noexcept {
                       std::log(static_cast<double>(high->dim) / static_cast<double>(low->dim));
   return {std::lerp(low->constants.a, high->constants.a, part),
           std::lerp(low->constants.b, high->constants.b, part)};
-}
-
-struct MatchedScales {
-  double alpha = 1;
-  double beta = 1;
-  bool sigma_q_clamped = false;
-  bool sigma_k_clamped = false;
-  bool target_clamped = false;
-};
-
-LLN_HOST_DEVICE inline MatchedScales matched_scales(double variance_q, double variance_k,
-                                                    const MatchingConstants& constants) noexcept {
-  const double sigma_q = std::sqrt(variance_q), sigma_k = std::sqrt(variance_k);
-  const double q = sigma_q < kLeastSigma ? kLeastSigma : sigma_q;  // not max(): NaN stays
-  const double k = sigma_k < kLeastSigma ? kLeastSigma : sigma_k;
-  const double under_root = (q * q * k * k - constants.b) / (2 * constants.a);
-  const bool reached = under_root >= kLeastSigma * kLeastSigma;
-  const double share = reached ? std::sqrt(under_root) : kLeastSigma;
-  return {share / q, share / k, sigma_q < kLeastSigma, sigma_k < kLeastSigma, !reached};
 }
 
 }  // namespace lln

@@ -80,10 +80,10 @@ static void test_constants_out_of_range(void) {
                 "more; key_mask.device.kind is 2: expected 0 to 1; saved.key_lse.dtype is 4: "
                 "expected 0 to 3; kind is 4: expected 0 to 3; feature is 5: expected 0 to 4; "
                 "exec.workspace is null, but exec.workspace_bytes is 10");
-  const lln_matching_options matching = {.mode = 5};
+  const lln_matching_options matching = {.mode = 7};
   const lln_matching_inputs q_and_k = {0};
   const lln_matching_outputs scales = {0};
-  CHECK_INVALID(lln_match_moments(&q_and_k, &scales, &matching, NULL, NULL), "mode is 5: expected");
+  CHECK_INVALID(lln_match_moments(&q_and_k, &scales, &matching, NULL, NULL), "mode is 7: expected");
   CHECK_INVALID(lln_kernel_names(5, NULL, 0, NULL), "op is 5: expected 0 to 4");
   lln_decode_config config;
   size_t bytes;

@@ -80,6 +80,13 @@ static void test_modes(void) {
   CHECK_OK(lln_match_moments(&in, &out, &options, &report, NULL));
   CHECK(close(alpha[5], expected_alpha(variance(q, B * H * N * D), variance(k, B * HK * N * D),
                                        report.constants)));
+  options.mode = LLN_MATCHING_EXACT;
+  CHECK_OK(lln_match_moments(&in, &out, &options, &report, NULL));
+  const float exact = beta[3];
+  options.mode = LLN_MATCHING_ENTROPY;
+  CHECK_OK(lln_match_moments(&in, &out, &options, &report, NULL));
+  CHECK(report.constants.a == 0 && report.count == 0);
+  CHECK(beta[3] > 0.5F * exact && beta[3] < exact);
   options.mode = LLN_MATCHING_NONE;
   CHECK_OK(lln_match_moments(&in, &out, &options, NULL, NULL));
   CHECK(alpha[7] == 1 && beta[3] == 1);
@@ -108,10 +115,17 @@ static void test_report(void) {
   CHECK_OK(lln_match_moments(&in, &out, NULL, &report, NULL));
   CHECK(report.count == 4);
   CHECK(clamped[1].sequence == 0 && clamped[1].head_k == 1);
-  CHECK(clamped[1].sigma_k && !clamped[1].sigma_q && !clamped[1].target);
+  CHECK(clamped[1].sigma_k && !clamped[1].sigma_q && !clamped[1].target && !clamped[1].size);
   CHECK(clamped[2].sequence == 77);
+  // Ten tokens are fewer than the tables of mode exact begin with.
+  in.q = f32_view(q, 1, HK, 10, D);
+  in.k = f32_view(k, 1, HK, 10, D);
+  const lln_matching_outputs two = {f32_view(alpha, 1, HK, 1, 1), f32_view(beta, 1, HK, 1, 1)};
+  const lln_matching_options exact = {.mode = LLN_MATCHING_EXACT};
+  CHECK_OK(lln_match_moments(&in, &two, &exact, &report, NULL));
+  CHECK(report.count == 2 && clamped[1].size && !clamped[1].sigma_k && !clamped[1].target);
   report.clamped = NULL;
-  CHECK_INVALID(lln_match_moments(&in, &out, NULL, &report, NULL), "report.clamped is null");
+  CHECK_INVALID(lln_match_moments(&in, &two, &exact, &report, NULL), "report.clamped is null");
 }
 
 // A batch that counts no tokens of some sequences, by lengths and by masks.

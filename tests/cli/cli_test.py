@@ -11,12 +11,13 @@ import pty
 import re
 import resource
 import subprocess
+import tempfile
 import unittest
 
 import safetensors_file
 from program import PROGRAM, Scratch, lln
 
-VERBS = ["info", "check", "explain", "bench", "run", "fit", "demo"]
+VERBS = ["info", "check", "explain", "bench", "run", "fit", "calibrate", "analyze", "demo"]
 
 
 def one_gib():
@@ -187,20 +188,42 @@ class Check(unittest.TestCase):
 
 
 class Demo(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        """One run of each sort: a demo takes its time."""
+        with tempfile.TemporaryDirectory(prefix="lln_cli_") as folder:
+            cls.report = os.path.join(folder, "demo.html")
+            run = ("demo", "--report", cls.report, "--max-n")
+            cls.text = lln(*run, 1500).stdout
+            cls.files = os.listdir(folder)
+            with open(cls.report, encoding="utf-8") as file:
+                cls.page = file.read()
+            cls.json = json.loads(lln(*run, 2048, "--threads", 1, "--json").stdout)
+
     def test_small_demo(self):
-        text = lln("demo", "--max-n", 1500).stdout
+        text = self.text
         self.assertRegex(text, r"\n +512 .*\n +1024 .*\n\n")
         self.assertRegex(text, r"\nDecoding: .*\n(.*\n)+ +512 .*\n\nLargest difference")
         self.assertRegex(text, r"\nMoment matching: .*\n(.*\n)+ +1\.0 .*\n")
+        self.assertIn(f"\nReport: {self.report}\n", text)
         self.assertIn("What to try next", text)
         self.assertLessEqual(max(map(len, text.splitlines())), 100 + len(PROGRAM))
         for command in re.findall(re.escape(PROGRAM) + r" (explain .*)", text):
             lln(*command.split())
 
+    def test_report(self):
+        self.assertEqual(self.files, ["demo.html"])
+        start = self.page.index('type="application/json">') + len('type="application/json">')
+        data = json.loads(self.page[start : self.page.index("</script>", start)])
+        self.assertEqual(len({e["kind"] for e in data["sweep"]}), 7)
+        self.assertEqual([row["tokens"] for row in data["cost"]["rows"]], [512, 1024])
+
     def test_json(self):
-        result = json.loads(lln("demo", "--max-n", 512, "--threads", 1, "--json").stdout)
-        self.assertEqual([row["tokens"] for row in result["rows"]], [512])
+        result = self.json
+        self.assertEqual([row["tokens"] for row in result["rows"]], [512, 1024, 2048])
         self.assertEqual(result["threads"], 1)
+        self.assertEqual(result["report"], self.report)
+        self.assertGreater(result["rows"][0]["lln"]["seconds"], 0)
         for kind in ("lln_diag", "softmax"):
             self.assertLess(result["relative_error"][kind], 1e-5)
             self.assertGreater(result["rows"][0][kind]["seconds"], 0)
@@ -208,7 +231,7 @@ class Demo(unittest.TestCase):
         self.assertEqual(result["rows"][0]["matrix_bytes"], 4 * 512 * 512 * 4)
 
     def test_json_of_decoding(self):
-        result = json.loads(lln("demo", "--max-n", 2048, "--json").stdout)["decoding"]
+        result = self.json["decoding"]
         self.assertLess(result["relative_difference"], 1e-5)
         self.assertGreater(result["state_bytes"], 4 * 64 * 64 * 4)
         self.assertEqual([row["tokens"] for row in result["rows"]], [512, 2048])
@@ -218,7 +241,7 @@ class Demo(unittest.TestCase):
             self.assertEqual(row["cache_bytes"], row["tokens"] * 4 * 2 * 64 * 4)
 
     def test_json_of_matching(self):
-        result = json.loads(lln("demo", "--max-n", 512, "--json").stdout)["matching"]
+        result = self.json["matching"]
         self.assertEqual((result["tokens"], result["dim"]), (512, 64))
         for row in result["rows"]:
             self.assertAlmostEqual(row["target"] / row["sigma"] ** 4, 1, delta=0.05)
@@ -263,6 +286,45 @@ class Fit(unittest.TestCase):
     def test_weights_below_f32_are_an_error(self):
         done = lln("fit", "--dim", 1, "--samples", 4, "--tokens", 64, "--range", 15, 20, expect=3)
         self.assertIn("dim 1: a weight fell below what f32 holds", done.stderr)
+
+
+class Tables(Scratch):
+    def assert_promises(self, result, points):
+        self.assertEqual([(r["dim"], r["tokens"], r["sigma"]) for r in result["results"]], points)
+        for r in result["results"]:
+            with self.subTest(dim=r["dim"], tokens=r["tokens"], sigma=r["sigma"]):
+                variance, entropy = r["exact_variance_miss"], r["entropy_miss"]
+                self.assertLess(variance["standard_error"], 0.03)
+                self.assertLess(entropy["standard_error"], 0.02)
+                self.assertLessEqual(abs(variance["mean"]), 0.03)
+                self.assertLessEqual(abs(entropy["mean"]), 0.02)
+
+    def test_exact_and_entropy_keep_their_promises(self):
+        result = json.loads(lln("fit", "--verify", "--samples", 512, "--json").stdout)
+        sigmas = (0.6, 0.8, 1.0, 1.2, 1.4)
+        self.assert_promises(result, [(d, n, s) for d in (16, 32, 64, 128) for n in (256, 4096)
+                                      for s in sigmas])
+
+    def test_between_the_sizes_of_the_tables(self):
+        between = ["fit", "--verify", "--dim", 48, "--tokens", 1000, "--samples", 512, "--json"]
+        self.assert_promises(json.loads(lln(*between).stdout),
+                             [(48, 1000, s) for s in (0.6, 0.8, 1.0, 1.2, 1.4)])
+
+    def test_seed_decides_and_threads_do_not(self):
+        few = ["fit", "--verify", "--dim", 16, "--tokens", 64, "--samples", 16, "--json"]
+        one = lln(*few, "--threads", 1, expect=None).stdout
+        self.assertEqual(lln(*few, "--threads", 3, expect=None).stdout, one)
+        self.assertNotEqual(lln(*few, "--seed", 2, expect=None).stdout, one)
+
+    def test_what_misses_is_a_failed_check(self):
+        # Far below the tables: 4 channels count as 8.
+        done = lln("fit", "--verify", "--dim", 4, "--tokens", 64, "--samples", 64, expect=1)
+        self.assertIn("failed", done.stdout)
+
+    def test_a_table_needs_a_place_and_no_sizes(self):
+        done = lln("fit", "--table", self.path("none/table.h"), expect=3)
+        self.assertIn("there is no folder", done.stderr)
+        self.assertIn("excludes", lln("fit", "--table", "x", "--dim", 8, expect=2).stderr)
 
 
 class Terminal(Scratch):

@@ -178,7 +178,8 @@ TEST_F(CudaMoments, ModesGiveTheCpusScales) {
     Copies copies;
     const MatchingInputs host{.q = q.view(), .k = k.view()};
     const MatchingInputs device{.q = copies.of(q), .k = copies.of(k)};
-    for (const Matching mode : {Matching::none, Matching::paper, Matching::per_head}) {
+    for (const Matching mode : {Matching::none, Matching::paper, Matching::per_head,
+                                Matching::exact, Matching::entropy}) {
       expect_matched(match_on_device(device, {.mode = mode}, 2),
                      match_on_host(host, {.mode = mode}, 2), to_string(mode));
     }

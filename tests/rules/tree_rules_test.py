@@ -120,6 +120,7 @@ class TreeRulesTest(unittest.TestCase):
 
     def test_width(self):
         self.assert_found(tree_rules.check_width, "tests/a.py", "x\n" + "x" * 101, 2)
+        self.assert_found(tree_rules.check_width, "report/a.js", "x\n" + "x" * 101, 2)
         self.assert_clean(tree_rules.check_width, "tests/a.py", "x" * 100)
         self.assert_clean(tree_rules.check_width, "docs/a.md", "x" * 101)
 
@@ -130,6 +131,7 @@ class TreeRulesTest(unittest.TestCase):
         licence = "// SPDX-License-Identifier: Apache-2.0\n"
         self.assert_found(rule, "src/api/a.cc", licence + "int x;\n", 1)
         self.assert_found(rule, "tests/rules/a.py", '"""What is here."""\nimport re\n', 1)
+        self.assert_found(rule, "report/a.js", "// What is here.\n", 1)
         self.assert_found(rule, "tools/a.sh", "#!/bin/sh\n# What is here.\n", 1)
         bare = "# SPDX-License-Identifier: Apache-2.0\nimport re\n"
         self.assertEqual(len(self.violations(rule, {"tests/rules/a.py": bare})), 2)
