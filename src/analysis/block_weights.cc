@@ -65,7 +65,7 @@ void DiagWeights::load_run(Range rows, std::int64_t at, Scratch& scratch) const 
   cpu::load_rows(q_, rows.first, rows.count, 1 / std::sqrt(static_cast<double>(q_.width)), queries,
                  ldq);
   transpose(queries, ldq, rows.count, q_.width, channels, ld);
-  double mass[kRowBlock];
+  double mass[kRowBlock] = {};
   std::fill_n(mass, ld, kNegInf);
   std::fill_n(sum, ld, 0.0);
   for (std::int64_t t = 0; t < pieces(block.count, kKeyTile); ++t) {

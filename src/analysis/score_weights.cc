@@ -177,7 +177,7 @@ void QuadraticWeights::apply_transposed(ConstVectors x, Vectors y, Parallel* par
 // A query that is orthogonal to all keys has no weights: its row is zero.
 bool QuadraticWeights::fill(Scratch& scratch, bool) const {
   fill_scores(scratch);
-  double factor[kRowBlock];
+  double factor[kRowBlock] = {};
   for (std::int64_t r = 0; r < scratch.ld; ++r) {
     const double mass = scratch.mass[size(r)];
     factor[r] = mass > kNegInf ? std::exp(-mass / 2) : 0;  // of the score, before it is squared

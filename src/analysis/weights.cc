@@ -29,6 +29,7 @@ Scratch Weights::scratch_of(std::int64_t width, std::int64_t spare) const {
 
 std::vector<Scratch> make_scratches(const Weights& weights, const Parallel* parallel) {
   std::vector<Scratch> scratches;
+  scratches.reserve(static_cast<std::size_t>(worker_count(parallel)));
   for (int i = 0; i < worker_count(parallel); ++i) scratches.push_back(weights.make_scratch());
   return scratches;
 }
