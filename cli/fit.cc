@@ -273,7 +273,7 @@ Verb add_fit(CLI::App& program) {
           ->capture_default_str();
   command
       ->add_option("--samples", request->samples,
-                   "Heads of each size; with --table those of 16 channels")
+                   "Heads of a fit; --table: of 16 channels; --verify: of 128")
       ->check(CLI::Range(3, 1000000))
       ->capture_default_str();
   command->add_option("--seed", request->seed, "Of the random numbers")->capture_default_str();
@@ -295,7 +295,7 @@ Verb add_fit(CLI::App& program) {
       help_footer("  lln fit\n"
                   "  lln fit --dim 64 --samples 512 --seed 7\n"
                   "  lln fit --dim 40 56 --tokens 1024 --range 0.5 2 --json\n"
-                  "  lln fit --verify --samples 512\n"
+                  "  lln fit --verify --samples 256\n"
                   "  lln fit --table src/math/matching_table.h --samples 4096\n"));
   return {command, [request, dim, tokens] {
             if (!request->table.empty()) {

@@ -30,7 +30,7 @@ constexpr std::array<std::int64_t, 7> kTokens = {16, 64, 256, 1024, 4096, 16384,
 constexpr std::size_t kTargets = 31;
 constexpr std::size_t kRungs = 16;     // of the ladder
 constexpr std::int64_t kBaseDim = 16;  // of the heads that --samples counts
-constexpr std::int64_t kPromisedTokens = 4096, kLeastSamples = 12;
+constexpr std::int64_t kLeastSamples = 12;
 
 double target(std::size_t i) { return std::exp2(static_cast<double>(i) / 3 - 6); }
 
@@ -64,11 +64,12 @@ struct Node {
 // Few channels: the keys make most of the scatter, and another head says more than another row.
 std::int64_t rows_of(std::int64_t dim) { return std::clamp<std::int64_t>(dim, 16, 64); }
 
-// Heads scatter less where they have more channels. What the modes promise holds up to
-// kPromisedTokens; beyond, where heads are long, there are fewer of them.
+// Heads scatter less where they have more channels. Where they are long there are fewer of them,
+// and where they are short, and cheap, more.
 std::int64_t samples_of(std::int64_t samples, std::int64_t dim, std::int64_t tokens) {
   const std::int64_t heads = samples * kBaseDim / dim;
-  return std::max(tokens <= kPromisedTokens ? heads : heads * 1024 / tokens, kLeastSamples);
+  if (tokens <= 256) return heads * 4;
+  return std::max(tokens <= 4096 ? heads : heads * 1024 / tokens, kLeastSamples);
 }
 
 Curves measure(std::int64_t dim, std::int64_t tokens, std::uint64_t stream) {

@@ -21,6 +21,7 @@ constexpr std::array<double, 5> kSigmas = {0.6, 0.8, 1.0, 1.2, 1.4};  // of q an
 constexpr double kVarianceTolerance = 0.03;  // of Var(ln P) in mode exact, relative
 constexpr double kEntropyTolerance = 0.02;   // of the mean entropy in mode entropy, in nats
 constexpr std::int64_t kRows = 64;           // of a head that are looked at
+constexpr std::int64_t kLeastHeads = 4;
 
 // Channels of a token one after another, as the library takes them.
 using LibraryRows = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
@@ -103,7 +104,8 @@ Estimate estimate(const Samples& samples, std::size_t sigma, double Miss::*what)
 
 std::vector<Row> verify(const VerifyRequest& request, std::int64_t dim, std::int64_t tokens,
                         Parallel& parallel) {
-  Samples samples(static_cast<std::size_t>(request.samples));
+  // As many numbers for every dim: heads scatter more where they have fewer channels.
+  Samples samples(static_cast<std::size_t>(std::max(request.samples * 128 / dim, kLeastHeads)));
   for_each_task(parallel, std::ssize(samples), [&](std::int64_t sample) {
     // Not the streams of lln fit --table, whose heads would flatter the tables.
     const std::uint64_t stream =

@@ -14,7 +14,7 @@ namespace lln::cli {
 struct VerifyRequest {
   std::vector<std::int64_t> dims;
   std::vector<std::int64_t> tokens;
-  std::int64_t samples = 0;  // heads of each size
+  std::int64_t samples = 0;  // heads of 128 channels; of fewer channels more
   std::uint64_t seed = 1;
   int threads = 0;
   bool json = false;

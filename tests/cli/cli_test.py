@@ -300,13 +300,13 @@ class Tables(Scratch):
                 self.assertLessEqual(abs(entropy["mean"]), 0.02)
 
     def test_exact_and_entropy_keep_their_promises(self):
-        result = json.loads(lln("fit", "--verify", "--samples", 512, "--json").stdout)
+        result = json.loads(lln("fit", "--verify", "--samples", 256, "--json").stdout)
         sigmas = (0.6, 0.8, 1.0, 1.2, 1.4)
         self.assert_promises(result, [(d, n, s) for d in (16, 32, 64, 128) for n in (256, 4096)
                                       for s in sigmas])
 
     def test_between_the_sizes_of_the_tables(self):
-        between = ["fit", "--verify", "--dim", 48, "--tokens", 1000, "--samples", 512, "--json"]
+        between = ["fit", "--verify", "--dim", 48, "--tokens", 1000, "--samples", 256, "--json"]
         self.assert_promises(json.loads(lln(*between).stdout),
                              [(48, 1000, s) for s in (0.6, 0.8, 1.0, 1.2, 1.4)])
 
