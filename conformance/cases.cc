@@ -250,7 +250,7 @@ void add_model_heads(Table& table) {
       add(fmt::format("bf16:cpu:b1h2n130d{}:lln", dim),
           {.style = InputStyle::spike, .spike_at = at});
     }
-    add(fmt::format("bf16:cpu:b1h2k1n2300d{}:lln", dim));
+    add(fmt::format("bf16:cpu:b1h2k1n1100d{}:lln", dim));
   }
   for (const char* dims : {"d40v72", "d64v128", "d128v64", "d96v8", "d100v64"}) {
     add(fmt::format("bf16:cpu:b2h2k1n130{}:lln", dims));
