@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "lln/error.h"
+#include "scales.h"
 
 namespace lln::cli {
 namespace {
@@ -59,6 +60,16 @@ LayerScales match(const AnalysisLayer& layer, const AnalysisRequest& request, co
   return scales;
 }
 
+std::string trimmed(const std::string& text) {
+  const std::size_t first = text.find_first_not_of(' '), last = text.find_last_not_of(' ');
+  return first == std::string::npos ? "" : text.substr(first, last - first + 1);
+}
+
+bool any_clamped(const MatchingReport& report, std::int64_t key_head) {
+  return std::any_of(report.clamped.begin(), report.clamped.end(),
+                     [&](const ClampedHead& c) { return c.head_k < 0 || c.head_k == key_head; });
+}
+
 Examination examine_briefly(const AttentionMatrix& matrix, const InstrumentOptions& options,
                             const Exec& exec) {
   Examination found;
@@ -83,20 +94,26 @@ std::vector<KindRequest> parse_kinds(const std::vector<std::string>& names) {
   std::vector<KindRequest> kinds;
   std::vector<std::string> seen;
   for (const std::string& name : names) {
-    KindRequest kind{name, {}};
+    KindRequest kind{trimmed(name), {}};
     try {
-      parse_matrix(name, kind.matrix);
+      parse_matrix(kind.name, kind.matrix);
     } catch (const Error& e) {
       throw UsageError(fmt::format("--kinds: {}", e.what()));
     }
     const std::string text = to_string(kind.matrix);
     if (std::find(seen.begin(), seen.end(), text) != seen.end()) {
-      throw UsageError(fmt::format("--kinds: {} is there twice", name));
+      throw UsageError(fmt::format("--kinds: {} is there twice", kind.name));
     }
     seen.push_back(text);
     kinds.push_back(std::move(kind));
   }
   return kinds;
+}
+
+void warn_of_limits(const LayerFindings& found, const std::string& what, Progress& progress) {
+  if (found.matching.clamped.empty()) return;
+  progress.print(stderr, fmt::format("lln: warning: {}: {}\n", what,
+                                     clamped_text(found.matching.clamped, found.mode)));
 }
 
 LayerFindings analyze_layer(const AnalysisLayer& layer, const AnalysisRequest& request,
@@ -106,7 +123,7 @@ LayerFindings analyze_layer(const AnalysisLayer& layer, const AnalysisRequest& r
                      heads_k = layer.k.shape[1];
   progress.stage(where + ", moments");
   LayerScales scales = match(layer, request, exec);
-  LayerFindings found{{}, std::move(scales.report)};
+  LayerFindings found{{}, request.matching, std::move(scales.report)};
   for (std::int64_t h = 0; h < heads; ++h) {
     const std::int64_t key_head = h * heads_k / heads;
     for (const KindRequest& kind : request.kinds) {
@@ -115,7 +132,10 @@ LayerFindings analyze_layer(const AnalysisLayer& layer, const AnalysisRequest& r
       finding.layer_name = layer.name;
       if (layer.index) finding.head = h;
       finding.kind = kind.name;
-      if (has_scales(kind)) finding.matching = request.matching;
+      if (has_scales(kind)) {
+        finding.matching = request.matching;
+        finding.clamped = any_clamped(found.matching, key_head);
+      }
       for (std::int64_t s = 0; s < samples; ++s) {
         AttentionMatrix matrix = kind.matrix;
         matrix.q = head_view(layer.q, s, h);

@@ -48,17 +48,22 @@ struct HeadFinding {
   std::string kind;
   std::optional<Matching> matching;  // of kinds with alpha and beta
   double alpha = 0, beta = 0;        // their means
+  bool clamped = false;              // a limit set them, for one of the samples at least
   std::vector<Examination> samples;
 };
 
 struct LayerFindings {
   std::vector<HeadFinding> heads;
+  Matching mode;  // as requested
   MatchingReport matching;
 };
 
 // `where` begins the line of progress: "lln analyze: layer 3 of 12".
 LayerFindings analyze_layer(const AnalysisLayer& layer, const AnalysisRequest& request,
                             const std::string& where, Parallel& threads, Progress& progress);
+
+// A line on stderr where a limit set alpha or beta; `what` begins it: "layer 3".
+void warn_of_limits(const LayerFindings& found, const std::string& what, Progress& progress);
 
 // Numbers are means over the samples, null where there is none. The brief form leaves out what only
 // a look at one head needs.

@@ -114,6 +114,10 @@ Json theory_json(const Samples& samples) {
   for (const auto& [name, member] : parts) {
     if (Json value = prediction(samples, member); !value.is_null()) json[name] = value;
   }
+  if (json.contains("t")) {
+    const MatchingConstants line = matching_constants(samples.front().dim);
+    json["line"] = {{"a", line.a}, {"b", line.b}};
+  }
   return json;
 }
 
@@ -144,21 +148,38 @@ Json entropy_json(const Samples& samples) {
   return json;
 }
 
-Json spectrum_json(const Examination& first) {
+// Of all samples: the worst residual, and converged only where every one is.
+Json spectrum_json(const Samples& samples) {
+  const Examination& first = samples.front();
   if (!first.spectrum) return {{"refused", first.why_no_spectrum}};
-  const Spectrum& s = *first.spectrum;
-  return {{"method", to_string(s.method)},
-          {"converged", s.converged},
-          {"applications", s.applications},
-          {"residual", number(s.residual)},
-          {"signed", s.is_signed}};
+  bool converged = true;
+  std::int64_t applications = 0;
+  double residual = 0;
+  for (const Examination& sample : samples) {
+    converged = converged && sample.spectrum->converged;
+    applications += sample.spectrum->applications;
+    residual = std::max(residual, sample.spectrum->residual);
+  }
+  return {{"method", to_string(first.spectrum->method)},
+          {"converged", converged},
+          {"applications", applications},
+          {"residual", number(residual)},
+          {"signed", first.spectrum->is_signed}};
 }
 
 Json chain_json(const Samples& samples) {
   const bool measured = std::all_of(samples.begin(), samples.end(), [](const Examination& e) {
     return e.chain && e.chain->mixing_time;
   });
+  bool converged = true;
+  double residual = 0;
+  for (const Examination& sample : samples) {
+    converged = converged && sample.chain && sample.chain->stationary_converged;
+    if (sample.chain) residual = std::max(residual, sample.chain->stationary_residual);
+  }
   return {
+      {"stationary_converged", converged},
+      {"stationary_residual", number(residual)},
       {"stationary_entropy", number(mean(samples, of_chain(&ChainStatistics::stationary_entropy)))},
       {"mixing_time_from_gap",
        number(mean(samples, of_chain(&ChainStatistics::mixing_time_from_gap)))},
@@ -234,6 +255,7 @@ Json head_json(const HeadFinding& finding) {
   const std::optional<Verdict> found = verdict(samples);
   json["verdict"] = found ? Json(to_string(*found)) : Json();
   json["matching"] = finding.matching ? Json(to_string(*finding.matching)) : Json();
+  json["clamped"] = finding.matching ? Json(finding.clamped) : Json();
   json["samples"] = samples.size();
   json["input_temperature"] = number(input_temperature(samples));
   json["entropy_deviation"] = number(deviation(samples, entropy_of));
@@ -252,7 +274,7 @@ Json to_json(const HeadFinding& finding) {
   json["layer_name"] = finding.layer_name;
   json["lambda_2"] = number(mean(samples, lambda_2_of));
   json["entropy"] = entropy_json(samples);
-  json["spectrum"] = spectrum_json(first);
+  json["spectrum"] = spectrum_json(samples);
   if (first.chain) json["chain"] = chain_json(samples);
   json["column_entropy"] = number(mean(
       samples, [](const Examination& e) { return std::optional<double>(e.rows.column_entropy); }));

@@ -35,9 +35,11 @@ Json analyze_gaussian(const GaussianSpec& spec, const AnalysisRequest& request, 
                       Parallel& threads, Progress& progress) {
   const GaussianInput input(spec, threads);
   Json list = Json::array();
-  append(analyze_layer({.q = input.q(), .k = input.k()}, request,
-                       fmt::format("lln {}: Gaussian input", verb), threads, progress),
-         request.brief, list);
+  const LayerFindings found =
+      analyze_layer({.q = input.q(), .k = input.k()}, request,
+                    fmt::format("lln {}: Gaussian input", verb), threads, progress);
+  warn_of_limits(found, "Gaussian input", progress);
+  append(found, request.brief, list);
   return list;
 }
 

@@ -1,5 +1,5 @@
 // The data of a report: findings, the sweep over temperatures behind the central figure, and what
-// attention costs on this machine. The names are what report/figures.js reads.
+// attention costs on this machine. The names are what report/figures_*.js read.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -8,16 +8,17 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "analysis.h"
 #include "analysis_report.h"
 #include "cost.h"
 #include "dump_file.h"
 #include "gaussian_input.h"
-#include "lln/error.h"
+#include "io/printable.h"
+#include "lln/calibration.h"
 #include "progress.h"
 #include "report_page.h"
-#include "scales.h"
 #include "verb.h"
 
 namespace lln::cli {
@@ -31,6 +32,7 @@ struct Request {
   std::vector<std::string> kinds = {"softmax", "lln",       "lln+diag64", "elu",
                                     "relu",    "quadratic", "performer"};
   std::string matching;
+  std::string calibration;
   bool causal = false;
   std::int64_t rows = 0;
   std::string report;
@@ -43,6 +45,13 @@ AnalysisRequest analysis_of(const Request& request) {
       .kinds = parse_kinds(request.kinds), .causal = request.causal, .rows = request.rows};
   if (request.causal) analysis.matching = Matching::none;
   if (!request.matching.empty()) analysis.matching = parse_matching(request.matching);
+  if (!request.calibration.empty()) {
+    if (!request.matching.empty() && analysis.matching != Matching::frozen) {
+      throw UsageError(fmt::format("--calibration gives alpha and beta, and so does --matching {}",
+                                   request.matching));
+    }
+    analysis.matching = Matching::frozen;
+  }
   if (request.causal && analysis.matching != Matching::none &&
       analysis.matching != Matching::frozen) {
     throw UsageError(
@@ -60,17 +69,18 @@ void check(const Request& request, const AnalysisRequest& analysis) {
     if (!dump.file.empty() || !dump.q_files.empty() || !dump.k_files.empty()) {
       throw UsageError("--gaussian makes its own q and k: leave out FILE, --q and --k");
     }
+    if (!request.calibration.empty()) {
+      throw UsageError("--calibration is of the layers of FILE, which --gaussian has not");
+    }
     if (analysis.matching == Matching::frozen) {
       throw UsageError(
           "--matching frozen takes alpha and beta from FILE, which --gaussian has not");
     }
   }
   if (request.report.empty()) return;
-  check_report_path(request.report);
-  std::error_code ignored;
-  if (!dump.file.empty() && std::filesystem::equivalent(dump.file, request.report, ignored)) {
-    throw UsageError(fmt::format("--report {} would replace the input", request.report));
-  }
+  std::vector<std::string> inputs = input_paths(dump);
+  inputs.push_back(request.calibration);
+  check_output("--report", request.report, inputs);
 }
 
 struct Findings {
@@ -81,7 +91,12 @@ struct Findings {
 Findings analyze_dump(const Request& request, const AnalysisRequest& analysis,
                       const std::string& command, Parallel& threads, Progress& progress) {
   const std::unique_ptr<io::TensorSource> source = open_dump(request.dump);
-  const DumpFile file(*source, request.dump, analysis.matching == Matching::frozen);
+  std::optional<Calibration> calibration;
+  if (!request.calibration.empty()) calibration = load_calibration(request.calibration);
+  const DumpFile file(*source, request.dump,
+                      {.scales = analysis.matching == Matching::frozen && !calibration,
+                       .equal_tokens = true,
+                       .calibration = calibration ? &*calibration : nullptr});
   Findings found;
   std::int64_t sequences = 0, heads = 0, tokens = 0, dim = 0;
   for (std::size_t i = 0; i < file.layers().size(); ++i) {
@@ -96,10 +111,7 @@ Findings analyze_dump(const Request& request, const AnalysisRequest& analysis,
                                                   .alpha = layer.alpha.view,
                                                   .beta = layer.beta.view},
                                                  analysis, where, threads, progress);
-    if (!of_layer.matching.clamped.empty()) {
-      progress.print(
-          stderr, fmt::format("lln: warning: layer {}: {}\n", i, clamped_text(of_layer.matching)));
-    }
+    warn_of_limits(of_layer, fmt::format("layer {}", io::printable(layer.name)), progress);
     for (const HeadFinding& head : of_layer.heads) found.results.push_back(to_json(head));
     const Shape& shape = layer.q.view.shape;
     sequences = std::max(sequences, shape[0]);
@@ -126,21 +138,65 @@ std::string cell(const Json& entry, const char* name, int decimals) {
   return value.is_number() ? fmt::format("{:.{}f}", value.get<double>(), decimals) : "-";
 }
 
-// One line for each head and kind; `heads`: there are layers and heads to name.
-std::string table(const Json& results, bool heads) {
-  std::string text = fmt::format("{}{:<12} {:>7} {:>7} {:>8} {:>8} {:>7} {:>9} {:>6} {:>6}  {}\n",
-                                 heads ? "layer head  " : "", "kind", "alpha", "beta", "temp.",
-                                 "entropy", "gap", "Var(ln P)", "skew", "KS", "verdict");
-  for (const Json& e : results) {
-    if (heads) {
-      text += fmt::format("{:>5} {:>4}  ", e.at("layer").get<int>(), e.at("head").get<int>());
-    }
-    text += fmt::format("{:<12} {:>7} {:>7} {:>8} {:>8} {:>7} {:>9} {:>6} {:>6}  {}\n",
+// Whether eigenvalues were iterated without end.
+bool unconverged(const Json& entry) {
+  const Json& spectrum = entry.at("spectrum");
+  return spectrum.contains("converged") && !spectrum.at("converged").get<bool>();
+}
+
+// Where a layer begins, a line with its name; nothing where there is no model behind the data.
+std::string layer_line(const Json& results, std::size_t i) {
+  const Json& layer = results[i].at("layer");
+  if (layer.is_null() || (i > 0 && results[i - 1].at("layer") == layer)) return "";
+  const auto name = results[i].at("layer_name").get<std::string>();
+  return fmt::format("layer {}{}\n", layer.get<int>(),
+                     name.empty() ? "" : ", " + io::printable(name));
+}
+
+std::string head_cell(const Json& entry) {
+  const Json& head = entry.at("head");
+  return head.is_null() ? "" : fmt::format("{:>4}  ", head.get<int>());
+}
+
+// One line for each head and kind.
+std::string table(const Json& results) {
+  std::string text =
+      fmt::format("{}{:<12} {:>7} {:>7} {:>8} {:>8} {:>7}  {:>9} {:>6} {:>6}  {}\n",
+                  results.front().at("head").is_null() ? "" : "head  ", "kind", "alpha", "beta",
+                  "temp.", "entropy", "gap", "Var(ln P)", "skew", "KS", "verdict");
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    const Json& e = results[i];
+    text += layer_line(results, i) + head_cell(e);
+    text += fmt::format("{:<12} {:>7} {:>7} {:>8} {:>8} {:>7}{} {:>9} {:>6} {:>6}  {}\n",
                         e.at("kind").get<std::string>(), cell(e, "alpha", 3), cell(e, "beta", 3),
                         cell(e, "temperature", 3), cell(e, "entropy_nats", 3),
-                        cell(e, "spectral_gap", 3), cell(e, "log_var", 3), cell(e, "skew", 2),
-                        cell(e, "ks", 3),
+                        cell(e, "spectral_gap", 3), unconverged(e) ? "?" : " ",
+                        cell(e, "log_var", 3), cell(e, "skew", 2), cell(e, "ks", 3),
                         e.at("verdict").is_null() ? "-" : e.at("verdict").get<std::string>());
+  }
+  return text;
+}
+
+// Entropy of the first row, the last, and three between them.
+std::string positions(const Json& results) {
+  std::string text = "Entropy against position, position: nats, of the first sequence or seed\n";
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    const Json& e = results[i];
+    text += layer_line(results, i) + head_cell(e) +
+            fmt::format("{:<12}", e.at("kind").get<std::string>());
+    const Json& list = e.at("by_position");
+    std::size_t shown = list.size();
+    for (std::size_t quarter = 0; quarter <= 4; ++quarter) {
+      const std::size_t at = (list.size() - 1) * quarter / 4;
+      if (at == shown) continue;
+      shown = at;
+      const Json& p = list[at];
+      text += fmt::format(
+          " {:>7}: {:<6.3f}",
+          (p.at("first").get<std::int64_t>() + p.at("last").get<std::int64_t>()) / 2 + 1,
+          p.at("entropy_nats").get<double>());
+    }
+    text += "\n";
   }
   return text;
 }
@@ -157,7 +213,7 @@ std::string to_text(const Findings& found, const Request& request,
   if (std::any_of(analysis.kinds.begin(), analysis.kinds.end(), has_scales)) {
     text += fmt::format("alpha and beta: {}\n", to_string(analysis.matching));
   }
-  text += "\n" + table(found.results, request.gaussian.empty());
+  text += "\n" + table(found.results);
   text +=
       "\n"
       "  temp.    temperature: 1 / sqrt(sigma_q^2 sigma_k^2 + c_cross) for softmax, otherwise\n"
@@ -167,7 +223,14 @@ std::string to_text(const Findings& found, const Request& request,
       "  KS       distance of ln P to the normal distribution\n"
       "  verdict  diffuse: rows read more than half of the keys; biased: all rows read the same\n"
       "           few keys; unbiased: each reads its own\n";
-  if (request.causal) text += "The spectral gap is not for causal attention; --json says why.\n";
+  if (std::any_of(found.results.begin(), found.results.end(), unconverged)) {
+    text += "  ?        the iteration for lambda_2 had not converged: --json has its residual\n";
+  }
+  if (request.causal) {
+    text += fmt::format("\nNo spectral gap: {}\n\n{}",
+                        found.results.front().at("spectrum").at("refused").get<std::string>(),
+                        positions(found.results));
+  }
   return text;
 }
 
@@ -229,9 +292,11 @@ Verb add_analyze(CLI::App& program, const std::string& command_line) {
       ->add_option("--matching", request->matching,
                    "How alpha and beta are set; per_head where not given")
       ->check(CLI::IsMember({"none", "paper", "per_head", "exact", "entropy", "frozen"}));
+  command->add_option("--calibration", request->calibration,
+                      "alpha and beta by layer, as lln calibrate writes them; mode frozen");
   command->add_flag("--causal", request->causal, "Row i sees keys j <= i: entropy by position");
   command->add_option("--rows", request->rows, "Rows of each matrix to look at; 0: all")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 30))
       ->capture_default_str();
   command->add_option("--report", request->report, "Write an HTML page with figures to this file");
   add_threads_option(*command, request->threads);
@@ -239,7 +304,8 @@ Verb add_analyze(CLI::App& program, const std::string& command_line) {
   command->footer(help_footer(
       std::string(kExamples) + kDumpHelp +
       "Kinds: softmax, lln, lln+diagB, diagB, elu, relu, softplus, powerP, quadratic, performer,\n"
-      "linear. The sequences of a batch are samples of a head: numbers are their means.\n"));
+      "performerM, linear. The sequences of a batch are samples of a head: numbers are their "
+      "means.\n"));
   return {command, [request, command_line] { return run(*request, command_line); }};
 }
 

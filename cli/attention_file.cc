@@ -3,7 +3,7 @@
 #include "attention_file.h"
 
 #include <algorithm>
-#include <cstring>
+#include <iterator>
 #include <new>
 #include <utility>
 
@@ -49,6 +49,12 @@ Shape weight_shape(const std::vector<std::int64_t>& shape) {
   }
 }
 
+// The number of a flag for every head; nothing where there is no flag.
+std::vector<float> per_head(std::optional<float> flag, std::int64_t heads) {
+  if (!flag) return {};
+  return std::vector<float>(static_cast<std::size_t>(heads), *flag);
+}
+
 IndexView index_view(const FileTensor* t) {
   if (t == nullptr) return {};
   const auto count = static_cast<std::size_t>(t->shape[0]);
@@ -92,8 +98,11 @@ AttentionFile::AttentionFile(const io::TensorSource& file, const FileRequest& re
   view_attention(request.layout);
   matching_ = check.matching();
   if (matching_ == Matching::frozen) {
-    view_parameter("alpha", inputs_.alpha, request.alpha, inputs_.q.shape[1]);
-    view_parameter("beta", inputs_.beta, request.beta, inputs_.k.shape[1]);
+    const CalibratedLayer* const found = request.calibrated;
+    view_parameter("alpha", inputs_.alpha,
+                   found != nullptr ? found->alpha : per_head(request.alpha, inputs_.q.shape[1]));
+    view_parameter("beta", inputs_.beta,
+                   found != nullptr ? found->beta : per_head(request.beta, inputs_.k.shape[1]));
   }
   if (check.used("mix")) view_weights(request.mix.value_or(AttentionOptions().mix));
   view_keys();
@@ -113,11 +122,11 @@ void AttentionFile::view_attention(FileLayout layout) {
   set("g");
 }
 
-void AttentionFile::view_parameter(const char* name, ConstView& input, std::optional<float> flag,
-                                   std::int64_t heads) {
+void AttentionFile::view_parameter(const char* name, ConstView& input,
+                                   const std::vector<float>& otherwise) {
   FileTensor* t = find(name);
   if (t == nullptr) {
-    t = &add_per_head(name, flag.value(), heads);
+    t = &add_per_head(name, otherwise);
   } else {
     set_view(*t, parameter_shape(t->shape));
   }
@@ -165,7 +174,7 @@ void AttentionFile::view_weights(float mix) {
     *input = t->view;
     any = true;
   }
-  if (!any) inputs_.mix = add_per_head("mix", mix, inputs_.q.shape[1]).view;
+  if (!any) inputs_.mix = add_per_head("mix", per_head(mix, inputs_.q.shape[1])).view;
 }
 
 void AttentionFile::view_keys() {
@@ -179,10 +188,11 @@ void AttentionFile::view_keys() {
   inputs_.cu_seqlens_k = index_view(find("cu_seqlens_k"));
 }
 
-FileTensor& AttentionFile::add_per_head(const char* name, float value, std::int64_t heads) {
+FileTensor& AttentionFile::add_per_head(const char* name, const std::vector<float>& values) {
+  const std::int64_t heads = std::ssize(values);
   FileTensor t = make_tensor(DType::f32, {1, heads, 1, 1}, FileLayout::bhnd);
   t.shape = {heads};
-  std::fill_n(static_cast<float*>(t.view.data), heads, value);
+  std::copy(values.begin(), values.end(), static_cast<float*>(t.view.data));
   return tensors_[name] = std::move(t);
 }
 

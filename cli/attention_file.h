@@ -11,6 +11,7 @@
 
 #include "io/safetensors.h"
 #include "lln/attention.h"
+#include "lln/calibration.h"
 #include "lln/moments.h"
 
 namespace lln::cli {
@@ -43,6 +44,7 @@ struct FileRequest {
   Feature feature = Feature::exp;
   std::optional<Matching> matching;
   std::optional<float> alpha, beta, mix;
+  const CalibratedLayer* calibrated = nullptr;  // alpha and beta of every head
 };
 
 class AttentionFile {
@@ -50,7 +52,7 @@ class AttentionFile {
   // Throws one Error that names every tensor that is missing, misshaped or given twice.
   AttentionFile(const io::TensorSource& file, const FileRequest& request);
 
-  // Views of the memory held here. A number that came from a flag stands as one number per head.
+  // Views of the memory held here. A number from a flag stands as one number per head.
   const AttentionInputs& inputs() const noexcept { return inputs_; }
   // By the names of the file; null when it is neither there nor made from a flag.
   const FileTensor* tensor(const std::string& name) const noexcept;
@@ -65,10 +67,9 @@ class AttentionFile {
 
  private:
   FileTensor* find(const std::string& name) noexcept;
-  FileTensor& add_per_head(const char* name, float value, std::int64_t heads);
+  FileTensor& add_per_head(const char* name, const std::vector<float>& values);
   void view_attention(FileLayout layout);
-  void view_parameter(const char* name, ConstView& input, std::optional<float> flag,
-                      std::int64_t heads);
+  void view_parameter(const char* name, ConstView& input, const std::vector<float>& otherwise);
   void add_scales();
   void view_weights(float mix);
   void view_keys();

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "lln/error.h"
+#include "scales.h"
 #include "verb.h"
 
 namespace lln::cli {
@@ -67,7 +68,8 @@ bool AttentionFileCheck::has(std::string_view name) const {
 
 std::optional<Matching> AttentionFileCheck::matching() const {
   if (!used("alpha")) return std::nullopt;
-  const bool given = request_.alpha || request_.beta || has("alpha") || has("beta");
+  const bool given = request_.alpha || request_.beta || request_.calibrated != nullptr ||
+                     has("alpha") || has("beta");
   return request_.matching.value_or(given ? Matching::frozen : Matching::per_head);
 }
 
@@ -137,12 +139,14 @@ void AttentionFileCheck::optional(const std::string& name, const Names& types, c
 }
 
 // A tensor or a flag, exactly one of them.
-void AttentionFileCheck::parameter(const std::string& name, bool flag, const Forms& forms) {
+void AttentionFileCheck::parameter(const std::string& name, const char* flag, const Forms& forms) {
   if (file_.find(name) == nullptr) {
-    if (!flag) missing(name, kParameterTypes, forms, ", or --" + name);
+    if (flag == nullptr) missing(name, kParameterTypes, forms, ", or --" + name);
     return;
   }
-  if (flag) faults_.push_back(fmt::format("{0} is given by the file and by --{0}", name));
+  if (flag != nullptr) {
+    faults_.push_back(fmt::format("{} is given by the file and by {}", name, flag));
+  }
   optional(name, kParameterTypes, forms);
 }
 
@@ -155,8 +159,13 @@ void AttentionFileCheck::missing(const std::string& name, const Names& types, co
 void AttentionFileCheck::check_scales() {
   const Forms alpha = {{heads_}, {sequences_, heads_}}, beta = {{heads_k_}, {sequences_, heads_k_}};
   if (matching() == Matching::frozen) {
-    parameter("alpha", request_.alpha.has_value(), alpha);
-    parameter("beta", request_.beta.has_value(), beta);
+    const CalibratedLayer* const found = request_.calibrated;
+    const char* const calibration = found != nullptr ? "--calibration" : nullptr;
+    parameter("alpha", request_.alpha ? "--alpha" : calibration, alpha);
+    parameter("beta", request_.beta ? "--beta" : calibration, beta);
+    if (found == nullptr || !heads_ || !heads_k_ || !dim_) return;
+    const std::string obstacle = calibration_obstacle(*found, *heads_, *heads_k_, *dim_);
+    if (!obstacle.empty()) faults_.push_back(obstacle);
     return;
   }
   for (const char* name : {"alpha", "beta"}) {

@@ -35,7 +35,8 @@ class AttentionFileCheck {
   void measure();
   void required(const char* name, const Names& types, const Forms& forms);
   void optional(const std::string& name, const Names& types, const Forms& forms);
-  void parameter(const std::string& name, bool flag, const Forms& forms);
+  // `flag`: what gives it on the command line, null where nothing does.
+  void parameter(const std::string& name, const char* flag, const Forms& forms);
   void missing(const std::string& name, const Names& types, const Forms& forms,
                const std::string& otherwise);
   void check_scales();

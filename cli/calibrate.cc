@@ -6,14 +6,11 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "dump_file.h"
 #include "interruption.h"
-#include "io/output_file.h"
-#include "lln/error.h"
 #include "progress.h"
 #include "scales.h"
 #include "verb.h"
@@ -35,21 +32,6 @@ struct Outcome {
   std::vector<MatchingReport> reports;  // one per layer
 };
 
-void check_output(const Request& request) {
-  if (const std::string obstacle = io::write_obstacle(request.output); !obstacle.empty()) {
-    throw Error(ErrorCode::io, obstacle);
-  }
-  std::vector<std::string> inputs = {request.dump.file};
-  inputs.insert(inputs.end(), request.dump.q_files.begin(), request.dump.q_files.end());
-  inputs.insert(inputs.end(), request.dump.k_files.begin(), request.dump.k_files.end());
-  for (const std::string& path : inputs) {
-    std::error_code ignored;
-    if (std::filesystem::equivalent(path, request.output, ignored)) {
-      throw UsageError(fmt::format("-o {} would replace the input", request.output));
-    }
-  }
-}
-
 Outcome calibrate_layers(const Request& request) {
   Outcome outcome;
   Progress progress("lln calibrate");
@@ -68,8 +50,8 @@ Outcome calibrate_layers(const Request& request) {
     found.name = layer.name;
     outcome.calibration.layers.push_back(std::move(found));
     if (!report.clamped.empty()) {
-      progress.print(
-          stderr, fmt::format("lln: warning: layer '{}': {}\n", layer.name, clamped_text(report)));
+      progress.print(stderr, fmt::format("lln: warning: layer '{}': {}\n", layer.name,
+                                         clamped_text(report.clamped, outcome.calibration.mode)));
     }
   }
   return outcome;
@@ -105,7 +87,7 @@ void report(const Outcome& outcome, const Request& request) {
 }
 
 int run(const Request& request) {
-  check_output(request);
+  check_output("-o", request.output, input_paths(request.dump));
   const Outcome outcome = calibrate_layers(request);
   {
     const NotedSignals signals;  // a small file: it is finished first
@@ -134,8 +116,9 @@ Verb add_calibrate(CLI::App& program) {
           "  lln calibrate dump.safetensors -o calibration.json --q-name query --k-name key\n"
           "  lln calibrate --q q.npy --k k.npy -o calibration.json --matching exact\n\n") +
       kDumpHelp +
-      "\nMoments of a key head are taken over all sequences of its layer. lln::load_calibration\n"
-      "reads the file.\n"));
+      "k may have other tokens than q.\n\nMoments of a key head are taken over all sequences of "
+      "its layer. lln::load_calibration\n"
+      "reads the file, and so do lln analyze and lln run with --calibration.\n"));
   return {command, [request] { return run(*request); }};
 }
 

@@ -197,7 +197,7 @@ Verb add_demo(CLI::App& program, const std::string& program_path, const std::str
   add_json_option(*command, request->json);
   command->footer(help_footer("  lln demo\n  lln demo --max-n 8192 --threads 1\n"));
   return {command, [request, program_path, command_line] {
-            check_report_path(request->report);
+            check_output("--report", request->report, {});
             const Findings found = measure_all(*request);
             write_demo_report(found, *request, command_line);
             if (request->json) {

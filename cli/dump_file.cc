@@ -8,18 +8,21 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
+#include <cstring>
+#include <iterator>
 #include <optional>
 #include <string_view>
 
 #include "io/safetensors.h"
 #include "lln/error.h"
 #include "npy_files.h"
+#include "scales.h"
 #include "verb.h"
 
 namespace lln::cli {
 
 const char* const kDumpHelp =
-    "Tensors of FILE: q [B,H,N,D] and k [B,Hk,Nk,D], or [H,N,D], or [N,D], in F32, F16, BF16 or\n"
+    "Tensors of FILE: q [B,H,N,D] and k [B,Hk,N,D], or [H,N,D], or [N,D], in F32, F16, BF16 or\n"
     "F64 (rounded to F32); H is a multiple of Hk. For several layers NAME.q and NAME.k. A layer\n"
     "may have alpha [H] or [B,H] and beta [Hk] or [B,Hk] in F32. Other tensors are left alone.\n"
     "With --layout bnhd the dimensions are [B,N,H,D] and [N,H,D].\n"
@@ -88,13 +91,14 @@ void check_rows(const io::TensorInfo& t, std::vector<std::string>& faults) {
 
 // Faults of q and k together, each of which is right by itself.
 void check_pair(const io::TensorInfo& q, const io::TensorInfo& k, FileLayout layout,
-                std::vector<std::string>& faults) {
+                bool equal_tokens, std::vector<std::string>& faults) {
   const Shape x = full_shape(q.shape, layout), y = full_shape(k.shape, layout);
   std::vector<std::string> reasons;
   if (q.dtype != k.dtype) reasons.emplace_back("one dtype");
   if (q.shape.size() != k.shape.size()) reasons.emplace_back("as many dimensions");
   if (x[0] != y[0]) reasons.emplace_back("one batch");
   if (x[1] % y[1] != 0) reasons.emplace_back("heads of q that are a multiple of those of k");
+  if (equal_tokens && x[2] != y[2]) reasons.emplace_back("as many tokens");
   if (x[3] != y[3]) reasons.emplace_back("as many channels");
   if (reasons.empty()) return;
   faults.push_back(fmt::format("{} is {} {} and {} is {} {}: expected {}", io::printable(q.name),
@@ -142,6 +146,26 @@ void expect_finite(const std::string& path, const std::string& name, const FileT
   throw Error(ErrorCode::invalid_argument,
               fmt::format("{}: {} holds an infinity or NaN (as {}) at {}", path,
                           io::printable(name), t.dtype, place_text(t.shape, at)));
+}
+
+// As a calibration has them.
+void expect_positive(const std::string& path, const std::string& name, const FileTensor& t) {
+  const auto* const values = reinterpret_cast<const float*>(t.bytes.data());
+  const std::size_t count = t.bytes.size() / sizeof(float);
+  const auto at = static_cast<std::size_t>(
+      std::find_if(values, values + count, [](float x) { return !(x > 0); }) - values);
+  if (at == count) return;
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("{}: {} holds {} at {}: expected numbers above zero", path,
+                          io::printable(name), values[at], place_text(t.shape, at)));
+}
+
+FileTensor scale_of(const std::vector<float>& values) {
+  const std::int64_t heads = std::ssize(values);
+  FileTensor t = {"F32", {heads}, io::Bytes(values.size() * sizeof(float)), {}};
+  std::memcpy(t.bytes.data(), values.data(), t.bytes.size());
+  t.view = view(static_cast<void*>(t.bytes.data()), DType::f32, {1, heads, 1, 1});
+  return t;
 }
 
 void round_to_f32(FileTensor& t) {
@@ -193,15 +217,23 @@ std::unique_ptr<io::TensorSource> open_dump(const DumpOptions& options) {
   return std::make_unique<NpyFiles>(files);
 }
 
-DumpFile::DumpFile(const io::TensorSource& file, const DumpOptions& options, bool needs_scales)
+std::vector<std::string> input_paths(const DumpOptions& options) {
+  std::vector<std::string> paths = {options.file};
+  paths.insert(paths.end(), options.q_files.begin(), options.q_files.end());
+  paths.insert(paths.end(), options.k_files.begin(), options.k_files.end());
+  return paths;
+}
+
+DumpFile::DumpFile(const io::TensorSource& file, const DumpOptions& options, const DumpNeeds& needs)
     : file_(file),
       q_name_(options.q_name),
       k_name_(options.k_name),
-      layout_(options.layout == "bnhd" ? FileLayout::bnhd : FileLayout::bhnd) {
+      layout_(options.layout == "bnhd" ? FileLayout::bnhd : FileLayout::bhnd),
+      needs_(needs) {
   find_layers();
   std::vector<std::string> faults;
   if (layers_.empty()) faults.push_back(no_layers_text());
-  for (const std::string& layer : layers_) check_layer(layer, needs_scales, faults);
+  for (const std::string& layer : layers_) check_layer(layer, faults);
   if (faults.empty()) return;
   const std::size_t count = faults.size();
   if (count > kMostFaults) {
@@ -241,8 +273,14 @@ std::string DumpFile::no_layers_text() const {
                      names.empty() ? "none at all" : fmt::format("{}", fmt::join(names, ", ")));
 }
 
-void DumpFile::check_layer(const std::string& layer, bool needs_scales,
-                           std::vector<std::string>& faults) const {
+const CalibratedLayer* DumpFile::calibrated(const std::string& layer) const {
+  const std::vector<CalibratedLayer>& all = needs_.calibration->layers;
+  const auto it = std::find_if(all.begin(), all.end(),
+                               [&](const CalibratedLayer& c) { return c.name == layer; });
+  return it == all.end() ? nullptr : &*it;
+}
+
+void DumpFile::check_layer(const std::string& layer, std::vector<std::string>& faults) const {
   const std::size_t before = faults.size();
   const auto find = [&](const std::string& part, bool needed) {
     const std::string name = tensor_name(layer, part);
@@ -251,12 +289,20 @@ void DumpFile::check_layer(const std::string& layer, bool needs_scales,
     return t;
   };
   const io::TensorInfo *q = find(q_name_, true), *k = find(k_name_, true),
-                       *alpha = find("alpha", needs_scales), *beta = find("beta", needs_scales);
+                       *alpha = find("alpha", needs_.scales), *beta = find("beta", needs_.scales);
   if (q != nullptr) check_rows(*q, faults);
   if (k != nullptr) check_rows(*k, faults);
   if (faults.size() != before) return;
-  check_pair(*q, *k, layout_, faults);
+  check_pair(*q, *k, layout_, needs_.equal_tokens, faults);
   const Shape of_q = full_shape(q->shape, layout_), of_k = full_shape(k->shape, layout_);
+  if (needs_.calibration != nullptr) {
+    const CalibratedLayer* found = calibrated(layer);
+    const std::string obstacle =
+        found == nullptr ? fmt::format("the calibration has no layer {}", io::printable(layer))
+                         : calibration_obstacle(*found, of_q[1], of_k[1], of_q[3]);
+    if (!obstacle.empty()) faults.push_back(obstacle);
+    return;
+  }
   if (alpha != nullptr) check_scale(*alpha, of_q[0], of_q[1], faults);
   if (beta != nullptr) check_scale(*beta, of_k[0], of_k[1], faults);
 }
@@ -280,6 +326,7 @@ FileTensor DumpFile::read_scale(const std::string& name) const {
   if (info == nullptr) return {};
   FileTensor t{info->dtype, info->shape, file_.read(*info), {}};
   expect_finite(path(), name, t);
+  if (needs_.scales) expect_positive(path(), name, t);
   const Shape shape =
       t.shape.size() == 1 ? Shape{1, t.shape[0], 1, 1} : Shape{t.shape[0], t.shape[1], 1, 1};
   t.view = view(static_cast<void*>(t.bytes.data()), DType::f32, shape);
@@ -288,8 +335,17 @@ FileTensor DumpFile::read_scale(const std::string& name) const {
 
 DumpLayer DumpFile::read(std::size_t layer) const {
   const std::string& name = layers_[layer];
-  return {name, read_rows(tensor_name(name, q_name_)), read_rows(tensor_name(name, k_name_)),
-          read_scale(tensor_name(name, "alpha")), read_scale(tensor_name(name, "beta"))};
+  DumpLayer read = {
+      name, read_rows(tensor_name(name, q_name_)), read_rows(tensor_name(name, k_name_)), {}, {}};
+  if (needs_.calibration != nullptr) {
+    const CalibratedLayer& found = *calibrated(name);
+    read.alpha = scale_of(found.alpha);
+    read.beta = scale_of(found.beta);
+  } else {
+    read.alpha = read_scale(tensor_name(name, "alpha"));
+    read.beta = read_scale(tensor_name(name, "beta"));
+  }
+  return read;
 }
 
 }  // namespace lln::cli

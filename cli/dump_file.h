@@ -10,6 +10,7 @@
 
 #include "attention_file.h"
 #include "io/tensor_source.h"
+#include "lln/calibration.h"
 #include "lln/tensor.h"
 
 namespace CLI {  // NOLINT(readability-identifier-naming): named by its library
@@ -32,6 +33,8 @@ void add_dump_options(CLI::App& command, DumpOptions& options);
 extern const char* const kDumpHelp;
 // A UsageError where the options contradict each other.
 std::unique_ptr<io::TensorSource> open_dump(const DumpOptions& options);
+// All files that the options name.
+std::vector<std::string> input_paths(const DumpOptions& options);
 
 // One layer with the memory of its tensors.
 struct DumpLayer {
@@ -42,11 +45,19 @@ struct DumpLayer {
   FileTensor alpha = {}, beta = {};
 };
 
+// What a verb asks of every layer.
+struct DumpNeeds {
+  bool scales = false;        // alpha and beta, all above zero
+  bool equal_tokens = false;  // as many keys as queries
+  // Has every layer by name, and its alpha and beta stand in place of those of the file.
+  const Calibration* calibration = nullptr;
+};
+
 class DumpFile {
  public:
-  // `file` outlives this object. Throws one Error that names every fault of names, dtypes and
-  // shapes, before any data are read. `needs_scales`: every layer has alpha and beta.
-  DumpFile(const io::TensorSource& file, const DumpOptions& options, bool needs_scales = false);
+  // `file` and the calibration outlive this object. Throws one Error that names every fault of
+  // names, dtypes and shapes, before any data are read.
+  DumpFile(const io::TensorSource& file, const DumpOptions& options, const DumpNeeds& needs = {});
 
   const std::string& path() const noexcept { return file_.path(); }
   // In the order of their names, numbers inside them by value: layer.2 before layer.10.
@@ -59,14 +70,15 @@ class DumpFile {
   std::string tensor_name(const std::string& layer, const std::string& part) const;
   void find_layers();
   std::string no_layers_text() const;
-  void check_layer(const std::string& layer, bool needs_scales,
-                   std::vector<std::string>& faults) const;
+  void check_layer(const std::string& layer, std::vector<std::string>& faults) const;
+  const CalibratedLayer* calibrated(const std::string& layer) const;
   FileTensor read_rows(const std::string& name) const;
   FileTensor read_scale(const std::string& name) const;
 
   const io::TensorSource& file_;
   std::string q_name_, k_name_;
   FileLayout layout_;
+  DumpNeeds needs_;
   std::vector<std::string> layers_;
 };
 

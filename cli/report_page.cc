@@ -9,15 +9,9 @@
 
 #include "interruption.h"
 #include "io/output_file.h"
-#include "lln/error.h"
 #include "report/template.h"
 
 namespace lln::cli {
-
-void check_report_path(const std::string& path) {
-  const std::string obstacle = io::write_obstacle(path);
-  if (!obstacle.empty()) throw Error(ErrorCode::io, obstacle);
-}
 
 std::string report_page(const Json& data) {
   const std::string_view page = report::page_template();

@@ -1,5 +1,5 @@
 // The HTML report: data put into the page of report/, and the file written. What the data hold is
-// in analysis_report.h; how they are drawn in report/figures.js.
+// in analysis_report.h; how they are drawn in report/figures_*.js.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -8,9 +8,6 @@
 #include "verb.h"
 
 namespace lln::cli {
-
-// Throws an Error where `path` cannot be written: asked before the work that ends in the report.
-void check_report_path(const std::string& path);
 
 // The page with the data in it. Nothing in them can end the script element or become markup.
 std::string report_page(const Json& data);

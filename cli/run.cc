@@ -4,7 +4,6 @@
 
 #include <CLI/CLI.hpp>
 #include <chrono>
-#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -32,6 +31,7 @@ struct Request {
   std::string kernel;
   std::optional<float> alpha, beta, mix;
   std::string matching;
+  std::string calibration, layer;
   bool causal = false;
   bool backward = false;
   int threads = 0;
@@ -52,6 +52,7 @@ AttentionOptions options_of(const Request& request) {
       {"--alpha", request.alpha && !has_lln},
       {"--beta", request.beta && !has_lln},
       {"--matching", !request.matching.empty() && !has_lln},
+      {"--calibration", !request.calibration.empty() && !has_lln},
       {"--feature", options.feature != Feature::exp && !has_lln},
       {"--mix", request.mix && options.kind != Kind::lln_diag}};
   for (const auto& [flag, idle] : idle_flags) {
@@ -91,20 +92,6 @@ void check_files(const Request& request) {
         fmt::format("-o {}: a .npy file holds one tensor, --backward writes several: use a "
                     "safetensors file",
                     request.output));
-  }
-}
-
-void check_output(const Request& request) {
-  if (const std::string obstacle = io::write_obstacle(request.output); !obstacle.empty()) {
-    throw Error(ErrorCode::io, obstacle);
-  }
-  std::vector<std::pair<std::string, std::string>> inputs = npy_inputs(request);
-  inputs.emplace_back("IN", request.input);
-  for (const auto& [name, path] : inputs) {
-    std::error_code ignored;
-    if (std::filesystem::equivalent(path, request.output, ignored)) {
-      throw UsageError(fmt::format("-o {} would replace the input", request.output));
-    }
   }
 }
 
@@ -249,7 +236,7 @@ struct Outcome {
 };
 
 Outcome read_compute_write(const AttentionOptions& options, std::optional<Matching> matching,
-                           const Request& request) {
+                           const CalibratedLayer* calibrated, const Request& request) {
   Progress progress("lln run: reading");
   Outcome outcome;
   const auto warn = [&](const std::string& text) {
@@ -267,7 +254,8 @@ Outcome read_compute_write(const AttentionOptions& options, std::optional<Matchi
                       .matching = matching,
                       .alpha = request.alpha,
                       .beta = request.beta,
-                      .mix = request.mix});
+                      .mix = request.mix,
+                      .calibrated = calibrated});
   for (const std::string& text : file.warnings()) warn(text);
   ThreadPool threads(request.threads);
   CountedTasks tasks(threads, progress);
@@ -281,7 +269,9 @@ Outcome read_compute_write(const AttentionOptions& options, std::optional<Matchi
   outcome.passes = check_passes(file, results, options, request, exec);
   progress.stage("lln run: moments");
   outcome.scales = {file.matching(), file.match(options, exec)};
-  if (!outcome.scales.report.clamped.empty()) warn(clamped_text(outcome.scales.report));
+  if (!outcome.scales.report.clamped.empty()) {
+    warn(clamped_text(outcome.scales.report.clamped, *outcome.scales.mode));
+  }
   compute(outcome.passes, file, results, options, exec, progress);
   outcome.tensors = is_npy(request.output) ? std::vector<std::string>{"o"} : results.names();
   progress.stage("lln run: writing");
@@ -309,13 +299,31 @@ void report(const Outcome& outcome, const Request& request) {
   fmt::print("wrote {}: {}\n", request.output, fmt::join(outcome.tensors, ", "));
 }
 
+// alpha and beta of --calibration; nothing without it.
+std::optional<CalibratedLayer> calibrated_layer(const Request& request) {
+  if (request.calibration.empty()) {
+    if (!request.layer.empty()) throw UsageError("--layer names a layer of --calibration FILE");
+    return std::nullopt;
+  }
+  if (request.alpha || request.beta ||
+      (!request.matching.empty() && request.matching != "frozen")) {
+    throw UsageError(
+        "--calibration gives alpha and beta: leave out --alpha, --beta and --matching");
+  }
+  return load_calibration(request.calibration).layer(request.layer);
+}
+
 int run(const Request& request) {
   const AttentionOptions options = options_of(request);
   check_files(request);
   const std::optional<Matching> matching = requested_matching(
       request.matching, request.alpha.has_value() || request.beta.has_value(), options);
-  check_output(request);
-  report(read_compute_write(options, matching, request), request);
+  std::vector<std::string> inputs = {request.input, request.calibration};
+  for (const auto& [name, path] : npy_inputs(request)) inputs.push_back(path);
+  check_output("-o", request.output, inputs);
+  const std::optional<CalibratedLayer> calibrated = calibrated_layer(request);
+  report(read_compute_write(options, matching, calibrated ? &*calibrated : nullptr, request),
+         request);
   return kOk;
 }
 
@@ -323,6 +331,7 @@ const char* const kFileHelp =
     "  lln run in.safetensors -o out.safetensors\n"
     "  lln run in.safetensors -o out.safetensors --alpha 2.1 --beta 2.1\n"
     "  lln run in.safetensors -o out.safetensors --kind lln --causal --backward\n"
+    "  lln run in.safetensors -o out.safetensors --calibration calibration.json --layer enc.2\n"
     "  lln run --q q.npy --k k.npy --v v.npy -o o.npy --alpha 2.1 --beta 2.1\n\n"
     "Tensors of IN (B batch, H heads, Hk key heads, N tokens, Nk key tokens, S sequences):\n"
     "  q [B,H,N,D]  k [B,Hk,Nk,D]  v [B,Hk,Nk,Dv]      F32, F16 or BF16\n"
@@ -337,8 +346,9 @@ const char* const kFileHelp =
     "S is B unless packed.\n\n"
     "--matching none: alpha = beta = 1; paper: one sigma of all q, one of all k, the authors'\n"
     "constants; per_head: moments of each sequence and key head; exact: the same with tables in\n"
-    "place of the line; entropy: the mean entropy of rows is matched; frozen: those of IN or of\n"
-    "the flags. Without it: frozen where alpha or beta is given, otherwise per_head. All but none\n"
+    "place of the line; entropy: the mean entropy of rows is matched; frozen: those of IN, of\n"
+    "the flags or of --calibration. Without it: frozen where they are given, otherwise per_head. "
+    "All but none\n"
     "and frozen need --feature exp and no --causal, since they read the whole sequence.\n\n"
     "Tensors of OUT: o; for LLN the alpha and beta that were used, [S,H] and [S,Hk], or where\n"
     "frozen in the shape of IN; with --backward also dq, dk, dv in the dtype of q, and in F32\n"
@@ -371,6 +381,9 @@ Verb add_run(CLI::App& program) {
   command->add_option("--beta", request->beta, "One number for all key heads");
   command->add_option("--matching", request->matching, "How alpha and beta are set")
       ->check(CLI::IsMember({"none", "paper", "per_head", "exact", "entropy", "frozen"}));
+  command->add_option("--calibration", request->calibration,
+                      "alpha and beta as lln calibrate wrote them");
+  command->add_option("--layer", request->layer, "Which layer of the calibration");
   command->add_flag("--backward", request->backward, "Gradients as well; needs g");
   command->add_option("--layout", request->layout, "Order of dimensions in both files")
       ->check(CLI::IsMember({"bhnd", "bnhd"}))

@@ -4,8 +4,10 @@
 
 #include <fmt/format.h>
 
+#include <iterator>
 #include <nlohmann/json.hpp>
-#include <vector>
+
+#include "io/printable.h"
 
 namespace lln::cli {
 
@@ -34,17 +36,35 @@ std::optional<Matching> requested_matching(const std::string& name, bool given,
   return mode;
 }
 
-std::string clamped_text(const MatchingReport& report) {
-  const ClampedHead& first = report.clamped.front();
+std::string clamped_text(const std::vector<ClampedHead>& clamped, Matching mode) {
+  const ClampedHead& first = clamped.front();
+  const bool tables = mode == Matching::exact || mode == Matching::entropy;
   const auto index = [](std::int64_t i) { return i < 0 ? "all" : std::to_string(i); };
   std::vector<std::string> limits;
   if (first.sigma_q) limits.emplace_back("sigma of q counts as 1e-4");
   if (first.sigma_k) limits.emplace_back("sigma of k counts as 1e-4");
-  if (first.target) limits.emplace_back("the concentration of softmax is out of reach");
-  if (first.size) limits.emplace_back("dim or tokens are outside of the tables");
+  if (first.target) {
+    limits.emplace_back(tables
+                            ? "sigma_q^2 sigma_k^2 is outside 1/64 to 16 and counts as the nearest"
+                            : "sigma_q^2 sigma_k^2 is not above b of the fitted line, so alpha "
+                              "sigma_q counts as 1e-4");
+  }
+  if (first.size) {
+    limits.emplace_back(
+        "dim is outside 8 to 256 or tokens outside 16 to 65536, and counts as the nearest");
+  }
   return fmt::format("limits set alpha and beta of {} pair{}, first sequence {}, key head {}: {}",
-                     report.clamped.size(), report.clamped.size() == 1 ? "" : "s",
-                     index(first.sequence), index(first.head_k), fmt::join(limits, ", "));
+                     clamped.size(), clamped.size() == 1 ? "" : "s", index(first.sequence),
+                     index(first.head_k), fmt::join(limits, ", "));
+}
+
+std::string calibration_obstacle(const CalibratedLayer& layer, std::int64_t heads,
+                                 std::int64_t heads_k, std::int64_t dim) {
+  const auto alphas = std::ssize(layer.alpha), betas = std::ssize(layer.beta);
+  if (alphas == heads && betas == heads_k && layer.dim == dim) return "";
+  return fmt::format(
+      "calibration of layer {}: {} heads, {} key heads and {} channels: expected {}, {} and {}",
+      io::printable(layer.name), alphas, betas, layer.dim, heads, heads_k, dim);
 }
 
 Json to_json(const std::vector<ClampedHead>& clamped) {

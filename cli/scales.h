@@ -5,8 +5,10 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "lln/attention.h"
+#include "lln/calibration.h"
 #include "lln/moments.h"
 #include "verb.h"
 
@@ -23,7 +25,10 @@ std::optional<Matching> requested_matching(const std::string& name, bool given,
                                            const AttentionOptions& options);
 
 // One line for all heads that a limit was applied to, at least one.
-std::string clamped_text(const MatchingReport& report);
+std::string clamped_text(const std::vector<ClampedHead>& clamped, Matching mode);
+// Why a calibrated layer is not for these heads; empty where it is.
+std::string calibration_obstacle(const CalibratedLayer& layer, std::int64_t heads,
+                                 std::int64_t heads_k, std::int64_t dim);
 Json to_json(const std::vector<ClampedHead>& clamped);
 Json to_json(const Scales& scales);
 

@@ -7,10 +7,12 @@
 #include <CLI/CLI.hpp>
 #include <array>
 #include <cstdio>
+#include <filesystem>
 #include <new>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "io/output_file.h"
 #include "lln/error.h"
 
 namespace lln::cli {
@@ -58,6 +60,19 @@ std::string help_footer(const std::string& examples) {
          "            5 device, memory or internal failure.\n"
          "Errors are text on stderr; with --json they are on stdout:\n"
          "            {\"error\": {\"code\": \"io\", \"text\": \"...\"}}\n";
+}
+
+void check_output(const char* flag, const std::string& path,
+                  const std::vector<std::string>& inputs) {
+  if (const std::string obstacle = io::write_obstacle(path); !obstacle.empty()) {
+    throw Error(ErrorCode::io, obstacle);
+  }
+  for (const std::string& input : inputs) {
+    std::error_code ignored;
+    if (std::filesystem::equivalent(input, path, ignored)) {
+      throw UsageError(fmt::format("{} {} would replace the input", flag, path));
+    }
+  }
 }
 
 void print_json(const Json& result) {

@@ -7,6 +7,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace CLI {  // NOLINT(readability-identifier-naming): named by its library
 class App;
@@ -52,6 +53,11 @@ void add_threads_option(CLI::App& command, int& threads);
 
 // The end of a help text: examples, then exit codes and the form of errors.
 std::string help_footer(const std::string& examples);
+
+// For a file that `flag` asks to be written: an Error where it cannot be, a UsageError where it is
+// one of the inputs, of which those that are empty stand for none.
+void check_output(const char* flag, const std::string& path,
+                  const std::vector<std::string>& inputs);
 
 // With --json this is all that a verb writes to stdout.
 void print_json(const Json& result);

@@ -82,6 +82,20 @@ function quantileFigure(data, head) {
   };
 }
 
+function spectrumText(entries) {
+  const isSigned = (e) => e.spectrum && e.spectrum.signed;
+  const parts = [];
+  if (!entries.every(isSigned)) {
+    parts.push("Where rows sum to one the first is 1, and one minus the second is the spectral " +
+      "gap.");
+  }
+  if (entries.some(isSigned)) {
+    parts.push("Rows of signed weights do not sum to one: their gap is one minus the second over " +
+      "the first.");
+  }
+  return parts.join(" ");
+}
+
 function spectrumFigure(data, head) {
   const entries = data.results.filter((e) => e.eigenvalues && e.eigenvalues.length &&
     headName(e) === head);
@@ -90,9 +104,8 @@ function spectrumFigure(data, head) {
   return {
     id: "spectrum",
     title: "The leading spectrum",
-    caption: "Moduli of the largest eigenvalues; the first is 1, since rows sum to one. One " +
-      "minus the second is the spectral gap: the smaller it is, the more of the input " +
-      "survives repeated mixing.",
+    caption: "Moduli of the largest eigenvalues. " + spectrumText(entries) + " The smaller the " +
+      "gap is, the more of the input survives repeated mixing.",
     legend: legendOf(groups),
     panels: [{
       x: { label: "eigenvalue, by falling modulus", domain: [0.8,

@@ -20,6 +20,40 @@ function sweepPanel(groups, value, error, y, extra = []) {
   };
 }
 
+// What a caption says where limits, not the moments, set alpha and beta.
+function limitsText(entries) {
+  const clamped = entries.filter((e) => e.clamped);
+  if (!clamped.length) return "";
+  const modes = [...new Set(clamped.map((e) => e.matching))].join(", ");
+  if (clamped.some((e) => Number.isFinite(e.head))) {
+    return ` Clamped (${modes}): limits set alpha and beta of ${clamped.length} of ` +
+      `${entries.length} heads.`;
+  }
+  const sigmas = [...new Set(clamped.map((e) =>
+    number(Math.sqrt(e.sigma_q * e.sigma_k), 2)))].join(", ");
+  return ` Clamped (${modes}): limits set alpha and beta at σ ${sigmas}.`;
+}
+
+function centralCaption(groups, shown) {
+  const kinds = new Set(groups.map((g) => g.entries[0].kind));
+  const constant = ["elu", "relu", "quadratic"].filter((kind) => kinds.has(kind))
+    .map((kind) => seriesOf({ kind }).label);
+  const parts = [];
+  if (kinds.has("softmax")) {
+    parts.push("Softmax reads fewer keys as its input gets colder (to the left): entropy and " +
+      "gap fall together.");
+  }
+  if (kinds.has("softmax") && kinds.has("lln")) {
+    parts.push("LLN follows it, closest where its entropy is matched.");
+  }
+  if (constant.length) {
+    parts.push(`Without a temperature, and so in one place: ${constant.join(", ")}.`);
+  }
+  parts.push("Entropy and gap on Gaussian input of falling temperature, from right to left; bars " +
+    "are the deviation of the seeds.");
+  return parts.join(" ") + limitsText(shown);
+}
+
 function centralFigure(data) {
   if (!data.sweep || !data.sweep.length) return null;
   const shown = data.sweep.filter((e) => e.matching !== "none");
@@ -39,10 +73,7 @@ function centralFigure(data) {
   return {
     id: "temperature",
     title: "Entropy and spectral gap against temperature",
-    caption: "Softmax reads fewer keys as its input gets colder (to the left): entropy and " +
-      "gap fall together. LLN follows it, closest where its entropy is matched. ELU+1, ReLU " +
-      "and the quadratic kernel stay where they are: they have no temperature. Bars are the " +
-      "deviation of the seeds.",
+    caption: centralCaption(groups, shown),
     legend: legendOf(groups, softmax
       ? [{ key: "theory", label: "theory for softmax, ln N − 1/2τ²", style: THEORY }] : []),
     panels: [
@@ -88,7 +119,7 @@ function matchingFigure(data) {
     caption: "First: the variance of ln P that LLN gets against softmax's, which is the target " +
       "of every mode but entropy. Second: how far its mean row entropy is from softmax's. Equal " +
       "variance is not equal entropy, since ln P of LLN is not quite normal; mode entropy " +
-      "matches the latter.",
+      "matches the latter." + limitsText(pairs),
     legend: legendOf(groups, [{ key: "target", label: "equal to softmax", style: THEORY }]),
     panels: [
       panel("log_var", "Var(ln P) of softmax", "Var(ln P) of LLN", (e) => e.log_var,
@@ -100,27 +131,38 @@ function matchingFigure(data) {
   };
 }
 
+// The formulas of one dim over `range`, as lines.
+function fentonCurves({ d, theory }, [low, high]) {
+  const curve = (of) => d3.range(0, 81).map((i) => {
+    const t = low * (high / low) ** (i / 80);
+    return { x: t, y: of(t) };
+  }).filter((p) => p.y > 0);
+  const { a, b } = theory.line;
+  return { fw: curve((t) => Math.log1p(Math.expm1(t) / d)), line: curve((t) => a * t + b) };
+}
+
 function fentonFigure(data) {
   const entries = (data.sweep || []).concat(data.results)
     .filter((e) => e.kind === "lln" && e.theory && e.theory.t > 0 && e.theory.fenton_wilkinson);
   if (!entries.length) return null;
   const points = (of, name) => entries.map((e) => ({ x: e.theory.t, y: of(e),
-    text: `${name} ${number(of(e))}\nt ${number(e.theory.t, 2)}` }))
-    .sort((a, b) => a.x - b.x);
-  const series = [
-    { key: "fw", label: "Fenton–Wilkinson, ln(1 + (eᵗ − 1)/D)", type: "line",
-      style: { color: "--relu", dash: "7 4" }, of: (e) => e.theory.fenton_wilkinson.predicted },
-    { key: "a", label: "measured Var(ln A), before rows are normalised", type: "points",
+    text: `${name} ${number(of(e))}\nt ${number(e.theory.t, 2)}` })).filter((p) => p.y > 0);
+  const reach = d3.extent(entries, (e) => e.theory.t);
+  const range = [Math.min(1, reach[0]), Math.max(20, reach[1])];
+  const dims = [...new Map(entries.map((e) => [e.d, e])).values()];
+  const curves = dims.map((e) => fentonCurves(e, range));
+  const lines = { fw: { color: "--relu", dash: "7 4" }, line: { color: "--lln", dash: "7 4" } };
+  const marks = [
+    { key: "a", label: "measured Var(ln A), before rows are normalised",
       style: { color: "--relu", symbol: "square", line: false },
-      of: (e) => e.theory.fenton_wilkinson.measured },
-    { key: "line", label: "fitted line, a t + b", type: "line",
-      style: { color: "--lln", dash: "7 4" },
-      of: (e) => (e.theory.log_variance ? e.theory.log_variance.predicted : NaN) },
-    { key: "p", label: "measured Var(ln P)", type: "points",
-      style: { color: "--lln", symbol: "circle", line: false }, of: (e) => e.log_var },
+      points: points((e) => e.theory.fenton_wilkinson.measured, "measured Var(ln A)") },
+    { key: "p", label: "measured Var(ln P)",
+      style: { color: "--lln", symbol: "circle", line: false },
+      points: points((e) => e.log_var, "measured Var(ln P)") },
   ];
-  const measured = entries.flatMap((e) => [e.theory.fenton_wilkinson.measured, e.log_var])
-    .filter((v) => v > 0);
+  // The line leaves the panel where it falls to zero, which a logarithm has no place for.
+  const heights = curves.flatMap((c) => c.fw).concat(marks.flatMap((m) => m.points));
+  const [low, high] = d3.extent(heights, (p) => p.y);
   return {
     id: "fenton",
     title: "Fenton–Wilkinson against measurement",
@@ -128,14 +170,17 @@ function fentonFigure(data) {
       "α²σ_q² + β²σ_k² and several times too high where attention works. It also speaks of " +
       "the weights before rows are normalised; the variance of ln P, which matching needs, " +
       "is smaller still.",
-    legend: series.map(({ key, label, style }) => ({ key, label, style })),
+    legend: [{ key: "fw", label: "Fenton–Wilkinson, ln(1 + (eᵗ − 1)/D)", style: lines.fw },
+      { key: "line", label: "fitted line, a t + b", style: lines.line },
+      ...marks.map(({ key, label, style }) => ({ key, label, style }))],
     panels: [{
       x: { label: "t = α²σ_q² + β²σ_k²", log: true },
-      y: { label: "Variance of the logarithm", log: true,
-        domain: [d3.min(measured) / 1.5, d3.max(measured) * 3] },
+      y: { label: "Variance of the logarithm", log: true, domain: [low / 1.5, high * 1.5] },
       height: (width) => Math.max(260, Math.min(380, width * 0.5)),
-      layers: series.map(({ key, type, style, of, label }) => ({ type, key, style,
-        points: points(of, label.split(",")[0]).filter((p) => p.y > 0) })),
+      layers: curves.flatMap((c) => ["fw", "line"].map((key) => ({ type: "line", key,
+        style: lines[key], points: c[key] }))).concat(
+        marks.map(({ key, style, points: own }) => ({ type: "points", key, style,
+          points: own }))),
     }],
   };
 }

@@ -1,5 +1,5 @@
 // Plots: panels with axes, layers of marks, one legend, and what is shown under the pointer. Knows
-// nothing of attention; figures.js says what is drawn. A figure is one SVG, drawn again when its
+// nothing of attention; figures_*.js say what is drawn. A figure is one SVG, drawn again when its
 // width changes, so that text keeps its size on a phone and a saved picture is the whole figure.
 // SPDX-License-Identifier: Apache-2.0
 "use strict";
@@ -88,7 +88,10 @@ function ticksOf(axis, scale, room, each) {
   }
   const powers = logTicks(scale.domain(), [1]);
   const every = Math.ceil(powers.length / Math.max(2, room / each));
-  return powers.filter((_, i) => i % every === 0);
+  const spread = powers.filter((_, i) => i % every === 0);
+  if (spread.length >= 2) return spread;
+  // A range too narrow for round numbers of the logarithmic kind.
+  return d3.scale.linear().domain(scale.domain()).ticks(Math.max(3, Math.min(5, room / each)));
 }
 
 // Units for axes that span many decades.

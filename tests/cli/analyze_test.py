@@ -105,6 +105,28 @@ class AnalyzeGaussian(Scratch):
         self.assertAlmostEqual(theory["error"], theory["predicted"] - theory["measured"])
         self.assertGreater(found[1]["theory"]["fenton_wilkinson"]["predicted"], 0)
 
+    def test_limits_are_told(self):
+        clamped = "sigma_q=0.1,sigma_k=0.5,d=16,n=64,seeds=2"
+        for mode, text in (("exact", "outside 1/64 to 16 and counts as the nearest"),
+                           ("per_head", "")):
+            done = lln("analyze", "--gaussian", clamped, "--kinds", "softmax,lln", "--matching",
+                       mode, "--json")
+            softmax, found = json.loads(done.stdout)
+            self.assertIsNone(softmax["clamped"])
+            self.assertEqual(found["clamped"], text != "")
+            self.assertEqual("warning: Gaussian input: limits set" in done.stderr, text != "")
+            self.assertIn(text, done.stderr)
+
+    def test_the_spectrum_speaks_of_all_samples(self):
+        one, three = (analyze("--gaussian", f"n=1024,d=8,seeds={seeds}", "--kinds", "softmax",
+                              "--rows", 16)[0] for seeds in (1, 3))
+        self.assertEqual(one["spectrum"]["method"], "arnoldi")
+        self.assertGreaterEqual(three["spectrum"]["applications"],
+                                one["spectrum"]["applications"] + 100)
+        self.assertGreaterEqual(three["spectrum"]["residual"], one["spectrum"]["residual"])
+        self.assertIs(three["chain"]["stationary_converged"], True)
+        self.assertLess(three["chain"]["stationary_residual"], 1e-3)
+
     def test_threads_change_nothing(self):
         command = ("--gaussian", "n=200,d=16,seeds=1", "--kinds", "softmax,lln,lln+diag16")
         self.assertEqual(analyze(*command, "--threads", 1), analyze(*command, "--threads", 3))
@@ -129,6 +151,13 @@ class AnalyzeGaussian(Scratch):
             for p in e["by_position"]:
                 self.assertLessEqual(p["entropy_nats"], p["limit"] + 1e-9)
         self.assertEqual(lln_entry["matching"], "none")
+        text = lln("analyze", "--gaussian", "n=96,d=8,seeds=1", "--kinds", "softmax,lln",
+                   "--causal").stdout
+        self.assertIn("No spectral gap: " + softmax["spectrum"]["refused"], text)
+        last = softmax["by_position"][-1]
+        self.assertRegex(text, rf"(?m)^softmax +1: 0\.000( +\d+: \d\.\d+){{3}} +"
+                         rf"{(last['first'] + last['last']) // 2 + 1}: "
+                         rf"{last['entropy_nats']:.3f} *$")
 
     def test_table(self):
         text = lln("analyze", "--gaussian", "n=48,d=8,seeds=2").stdout
@@ -193,6 +222,46 @@ class AnalyzeFiles(Dumps):
         found = analyze(path, "--kinds", "lln", "--matching", "frozen")
         self.assertEqual([(e["alpha"], e["beta"]) for e in found], [(1.5, 3.0), (2.5, 3.0)])
 
+    def test_frozen_scales_are_above_zero(self):
+        q, k = self.normal(1, 2, 16, 8), self.normal(1, 1, 16, 8)
+        for bad in (0.0, -1.0):
+            path = self.dump(q=q, k=k, alpha=("F32", [2], [1.5, bad]), beta=("F32", [1], [3.0]))
+            self.assertRegex(lln("analyze", path, "--matching", "frozen", expect=3).stderr,
+                             r"in: 'alpha' holds -?[01] at \[1\]: expected numbers above zero")
+            analyze(path, "--kinds", "lln")
+
+    def test_a_calibration_gives_the_scales(self):
+        q, k = self.normal(1, 2, 32, 8), self.normal(1, 1, 32, 8)
+        path = self.dump(**{"a.q": q, "a.k": k})
+        calibration = self.path("calibration.json")
+        lln("calibrate", path, "-o", calibration)
+        with open(calibration, encoding="utf-8") as file:
+            (layer,) = json.load(file)["layers"]
+        found = analyze(path, "--kinds", "lln", "--calibration", calibration)
+        self.assertEqual([e["matching"] for e in found], ["frozen"] * 2)
+        for e, alpha in zip(found, layer["alpha"]):
+            self.assertAlmostEqual(e["alpha"], alpha, places=6)
+            self.assertAlmostEqual(e["beta"], layer["beta"][0], places=6)
+        for tensors, text in (
+            ({"b.q": q, "b.k": k}, "the calibration has no layer 'b'"),
+            ({"a.q": self.normal(1, 4, 32, 8), "a.k": k},
+             "calibration of layer 'a': 2 heads, 1 key heads and 8 channels: expected 4, 1 and 8"),
+            ({"a.q": self.normal(1, 2, 32, 4), "a.k": self.normal(1, 1, 32, 4)},
+             "and 8 channels: expected 2, 1 and 4"),
+        ):
+            error = lln("analyze", self.dump(**tensors), "--calibration", calibration, expect=3)
+            self.assertIn(text, error.stderr)
+        for arguments in ((path, "--matching", "exact"), ("--gaussian", "n=32"),
+                          (path, "--report", calibration)):
+            lln("analyze", *arguments, "--calibration", calibration, expect=2)
+
+    def test_table_names_layers(self):
+        q, k = self.normal(1, 1, 16, 8), self.normal(1, 1, 16, 8)
+        path = self.dump(**{"enc.2.q": q, "enc.2.k": k, "enc.10.q": q, "enc.10.k": k})
+        text = lln("analyze", path, "--kinds", "softmax, lln").stdout
+        self.assertEqual([line for line in text.splitlines() if line.startswith("layer")],
+                         ["layer 0, 'enc.2'", "layer 1, 'enc.10'"])
+
     def test_rows(self):
         q, k = self.normal(1, 1, 400, 8), self.normal(1, 1, 400, 8)
         (e,) = analyze(self.dump(q=q, k=k), "--kinds", "softmax", "--rows", 100)
@@ -223,10 +292,19 @@ class AnalyzeFaults(Dumps):
             ((path, "--kinds", "softmax,sing"), "sing"),
             ((path, "--kinds", "lln,lln"), "lln is there twice"),
             ((path, "--matching", "sing"), "sing"),
+            ((path, "--rows", "-1"), "--rows: Value -1 not in range 0 to 1073741824"),
             ((path, "--causal", "--matching", "per_head"), "depend on its future"),
-            ((path, "--report", path), "would replace the input"),
+            ((path, "--report", path), "--report .* would replace the input"),
         ):
             self.fault(*arguments, expect=2, text=text)
+
+    def test_a_report_never_replaces_npy_inputs(self):
+        q, k = self.path("q.npy"), self.path("k.npy")
+        for path in (q, k):
+            npy_file.write(path, "<f4", (16, 8), self.normal(16, 8)[2])
+        for path in (q, k):
+            self.fault("--q", q, "--k", k, "--report", path, expect=2,
+                       text="--report .* would replace the input")
 
     def test_input(self):
         q, k = self.normal(1, 2, 16, 8), self.normal(1, 2, 16, 8)
@@ -237,7 +315,10 @@ class AnalyzeFaults(Dumps):
             (dict(q=q, k=self.normal(1, 2, 16, 4)), "as many channels"),
             (dict(q=bad, k=k), r"'q' holds an infinity or NaN .*at \[0, 1, 15, 7\]"),
             (dict(q=("I64", [16, 8], [1] * 128), k=k), "'q' is 'I64'"),
-            (dict(q=q, k=self.normal(1, 2, 12, 8)), "tokens"),
+            (dict(q=q, k=self.normal(1, 2, 12, 8)),
+             r"in: 1 fault: 'q' is F32 \[1, 2, 16, 8\] and 'k' is F32 \[1, 2, 12, 8\]: "
+             "expected as many tokens"),
+            ({"0.q": q, "0.k": k, "1.q": q, "1.k": self.normal(1, 2, 12, 8)}, "'1.k' is F32"),
         ):
             self.fault(self.dump(**tensors), expect=3, text=text)
         path = self.dump(q=q, k=k)

@@ -112,6 +112,34 @@ class Calibrate(Calibration):
         self.assertIn("warning: layer '': limits set alpha and beta of 1 pair", done.stderr)
 
 
+    def test_run_takes_a_layer(self):
+        q, k = self.normal(1, 2, 20, 8), self.normal(1, 1, 20, 8)
+        found = self.calibrate({"a.q": q, "a.k": k})
+        os.rename(self.path("out"), self.path("calibration"))
+        safetensors_file.write(self.path("in"), {"q": q, "k": k, "v": k})
+        command = ("run", self.path("in"), "-o", self.path("out"), "--calibration",
+                   self.path("calibration"))
+        done = lln(*command, "--layer", "a", "--json")
+        self.assertEqual(json.loads(done.stdout)["matching"]["mode"], "frozen")
+        written = safetensors_file.read(self.path("out"))[0]
+        self.assert_close(written["alpha"][2], found["layers"][0]["alpha"], 1e-7)
+        self.assert_close(written["beta"][2], found["layers"][0]["beta"], 1e-7)
+        self.assertIn("has no layer 'b': found 'a'", lln(*command, "--layer", "b", expect=3).stderr)
+        self.assertIn("has no layer ''", lln(*command, expect=3).stderr)
+        for arguments in (("--alpha", 1), ("--matching", "exact"), ("--kind", "softmax")):
+            self.assertIn("--calibration",
+                          lln(*command, "--layer", "a", *arguments, expect=2).stderr)
+        self.assertIn("--layer names a layer of --calibration",
+                      lln(*command[:4], "--layer", "a", expect=2).stderr)
+        self.assertIn("would replace the input",
+                      lln("run", self.path("in"), "-o", self.path("calibration"), "--calibration",
+                          self.path("calibration"), "--layer", "a", expect=2).stderr)
+        wide = self.normal(1, 2, 20, 4)
+        safetensors_file.write(self.path("in"), {"q": wide, "k": wide, "v": wide})
+        self.assertIn("2 heads, 1 key heads and 8 channels: expected 2, 2 and 4",
+                      lln(*command, "--layer", "a", expect=3).stderr)
+
+
 class Dumps(Calibration):
     """What a dump may not be, with one error for each."""
 

@@ -90,7 +90,7 @@ TEST(DumpFileTest, ScalesBelongToTheirLayer) {
   EXPECT_EQ(second.q.view.shape, (Shape{1, 2, 3, 2}));
   EXPECT_EQ(static_cast<const float*>(second.q.view.data)[3], -2);
   try {
-    const DumpFile frozen(*source, options, true);
+    const DumpFile frozen(*source, options, {.scales = true});
     FAIL();
   } catch (const Error& e) {
     EXPECT_NE(std::string(e.what()).find(

@@ -32,6 +32,7 @@ GAUSSIAN_FIGURES = ["temperature", "verdict", "matching", "histogram", "quantile
                     "spectrum", "cost"]
 DUMP_FIGURES = ["heads", "verdict", "matching", "histogram", "quantiles", "theory", "fenton",
                 "spectrum", "cost"]
+VARIANTS = "lln+diag16,lln+diag64,diag16,performer64,performer256,power2,power3"
 PHONE = (390, 844)
 DESKTOP = (1100, 900)
 
@@ -47,7 +48,7 @@ def write_dump(path):
 
 
 def setUpModule():
-    global folder, browser, gaussian, dump, causal
+    global folder, browser, gaussian, dump, causal, single, variants, clamped
     path = headless_browser.find_browser()
     if path is None:
         if os.environ.get("CI"):
@@ -58,13 +59,24 @@ def setUpModule():
     unittest.addModuleCleanup(folder.cleanup)
     gaussian, dump, causal = (os.path.join(folder.name, name)
                               for name in ("gaussian.html", "dump.html", "causal.html"))
+    single, variants, clamped = (os.path.join(folder.name, name + ".html")
+                                 for name in ("single", "variants", "clamped"))
+    one = os.path.join(folder.name, "one")
+    values = random.Random(2)
+    safetensors_file.write(one, {part: ("F32", [32, 16], [values.gauss(0, 1) for _ in range(512)])
+                                 for part in "qk"})
     tensors = os.path.join(folder.name, "a<b>&'c'.safetensors")
     write_dump(tensors)
     for arguments in (["--gaussian", "n=64,d=16,seeds=2", "--report", gaussian],
                       [tensors, "--report", dump],
-                      ["--gaussian", "n=64,d=16,seeds=1", "--causal", "--report", causal]):
+                      ["--gaussian", "n=64,d=16,seeds=1", "--causal", "--report", causal],
+                      [one, "--kinds", "lln,linear", "--report", single],
+                      ["--gaussian", "n=64,d=16,seeds=1", "--kinds", VARIANTS, "--report",
+                       variants],
+                      ["--gaussian", "sigma_q=0.1,sigma_k=0.5,n=16,d=4,seeds=1", "--kinds",
+                       "softmax,lln", "--report", clamped]):
         subprocess.run([PROGRAM, "analyze", *arguments], check=True, timeout=300,
-                       stdout=subprocess.DEVNULL)
+                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def first_pixel(path):
@@ -150,6 +162,56 @@ class Figures(Report):
         drawn = {a.attributes["data-series"] for m in document.all(css="mark")
                  if m.inside(id="temperature") for a in m.ancestors if "series" in a.classes}
         self.assertLessEqual(keys, drawn)
+
+
+    def test_kinds_that_differ_in_a_number_look_different(self):
+        document = self.load(variants)
+        keys = [e for e in document.all("g", "key") if e.inside(id="spectrum")]
+        self.assertEqual(len(keys), len(VARIANTS.split(",")))
+        looks, labels = set(), set()
+        for key in keys:
+            own = [e for e in document.elements if any(a is key for a in e.ancestors)]
+            looks.add(tuple((e.attributes.get("d"), e.attributes.get("style")) for e in own
+                            if e.tag == "path"))
+            labels.add("".join(e.text for e in own if e.tag == "text"))
+        self.assertEqual(len(looks), len(keys))
+        self.assertEqual(len(labels), len(keys), labels)
+
+    def test_fenton_of_one_head(self):
+        document = self.load(single)
+        (panel,) = [e for e in document.all("g", "panel") if e.inside(id="fenton")]
+        own = [e for e in document.elements if any(a is panel for a in e.ancestors)]
+        frame = next(e for e in own if e.tag == "line" and "base" in e.classes).attributes
+        width, height = float(frame["x2"]), float(frame["y2"])
+        for name in ("fw", "line"):
+            (path,) = [e for e in own if "mark" in e.classes
+                       and any(a.attributes.get("data-series") == name for a in e.ancestors)]
+            points = [tuple(map(float, p.split(",")))
+                      for p in re.findall(r"[-\d.e]+,[-\d.e]+", path.attributes["d"])]
+            inside = [p for p in points if 0 <= p[0] <= width and 0 <= p[1] <= height]
+            self.assertGreater(len(inside), len(points) / 2, name)
+            self.assertGreater(max(p[0] for p in inside) - min(p[0] for p in inside), width / 3)
+        for axis in (a for a in own if a.tag == "g" and "axis" in a.classes):
+            ticks = [e for e in own if e.tag == "text" and any(a is axis for a in e.ancestors)]
+            self.assertGreaterEqual(len(ticks), 2)
+
+    def test_a_narrow_logarithmic_axis_has_ticks(self):
+        found = self.result(single, "(() => String(ticksOf({log: true}, "
+                            "d3.scale.log().domain([3.1, 4.5]).range([0, 400]), 400, 56)))()")
+        self.assertGreaterEqual(len(found.split(",")), 2, found)
+
+    def test_captions_speak_of_the_data(self):
+        def caption(page, name):
+            document = self.load(page)
+            return next(e.text for e in document.all("p") if e.inside(id=name))
+
+        self.assertIn("LLN follows it", caption(gaussian, "temperature"))
+        self.assertNotIn("LLN follows", caption(variants, "temperature"))
+        self.assertNotIn("ReLU", caption(variants, "temperature"))
+        self.assertIn("do not sum to one", caption(single, "spectrum"))
+        self.assertNotIn("signed", caption(gaussian, "spectrum"))
+        self.assertIn("Clamped (exact, entropy)", caption(clamped, "temperature"))
+        self.assertNotIn("Clamped", caption(gaussian, "temperature"))
 
 
 class Appearance(Report):
