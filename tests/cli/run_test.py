@@ -231,7 +231,7 @@ class Matching(Scratch):
         _, result = self.report(k=("F32", [2, 2, 6, 3], k))
         self.assertEqual(result["matching"]["clamped"],
                          [{"sequence": 1, "head_k": 1, "sigma_q": False, "sigma_k": True,
-                           "target": False}])
+                           "target": False, "size": False}])
         self.assertIn("limits set alpha and beta of 1 pair, first sequence 1, key head 1: "
                       "sigma of k counts as 1e-4", result["warnings"][-1])
 

@@ -173,7 +173,7 @@ class Figures(Report):
             own = [e for e in document.elements if any(a is key for a in e.ancestors)]
             looks.add(tuple((e.attributes.get("d"), e.attributes.get("style")) for e in own
                             if e.tag == "path"))
-            labels.add("".join(e.text for e in own if e.tag == "text"))
+            labels.add("".join(e.text for e in own if e.tag in ("text", "tspan")))
         self.assertEqual(len(looks), len(keys))
         self.assertEqual(len(labels), len(keys), labels)
 
