@@ -192,7 +192,7 @@ std::string positions(const Json& results) {
       shown = at;
       const Json& p = list[at];
       text += fmt::format(
-          " {:>7}: {:<6.3f}",
+          " {:>8}: {:.3f}",
           (p.at("first").get<std::int64_t>() + p.at("last").get<std::int64_t>()) / 2 + 1,
           p.at("entropy_nats").get<double>());
     }

@@ -157,7 +157,7 @@ class AnalyzeGaussian(Scratch):
         last = softmax["by_position"][-1]
         self.assertRegex(text, rf"(?m)^softmax +1: 0\.000( +\d+: \d\.\d+){{3}} +"
                          rf"{(last['first'] + last['last']) // 2 + 1}: "
-                         rf"{last['entropy_nats']:.3f} *$")
+                         rf"{last['entropy_nats']:.3f}$")
 
     def test_table(self):
         text = lln("analyze", "--gaussian", "n=48,d=8,seeds=2").stdout
@@ -261,6 +261,22 @@ class AnalyzeFiles(Dumps):
         text = lln("analyze", path, "--kinds", "softmax, lln").stdout
         self.assertEqual([line for line in text.splitlines() if line.startswith("layer")],
                          ["layer 0, 'enc.2'", "layer 1, 'enc.10'"])
+
+    def test_one_unconverged_sample_is_told(self):
+        """The second sample is a permutation of one cycle: all eigenvalues on the unit circle."""
+        n, d = 600, 16
+        rows = [self.normal(d)[2] for _ in range(n)]
+        cycle = [[40 * x / math.hypot(*row) for x in row] for row in rows]
+        shifted = cycle[1:] + cycle[:1]
+        path = self.dump(**{name: ("F32", [2, 1, n, d], sum(rows + other, []))
+                            for name, other in (("q", cycle), ("k", shifted))})
+        (found,) = analyze(path, "--kinds", "softmax", "--rows", 16)
+        self.assertEqual((found["spectrum"]["method"], found["spectrum"]["converged"]),
+                         ("arnoldi", False))
+        self.assertGreater(found["spectrum"]["residual"], 0.01)
+        text = lln("analyze", path, "--kinds", "softmax", "--rows", 16).stdout
+        self.assertRegex(text, r"(?m)^ +0  softmax .* \d\.\d+\? ")
+        self.assertIn("had not converged", text)
 
     def test_rows(self):
         q, k = self.normal(1, 1, 400, 8), self.normal(1, 1, 400, 8)
