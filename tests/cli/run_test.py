@@ -196,6 +196,18 @@ class Matching(Scratch):
                               "elu")
         self.assertEqual(found["o"], given["o"])
 
+    def test_exact_and_entropy_follow_tables(self):
+        tensors = {name: self.normal(1, 2, 40, 16) for name in "qkv"}
+        exact, result = self.report("--kind", "lln", "--matching", "exact", **tensors)
+        entropy, _ = self.report("--kind", "lln", "--matching", "entropy", **tensors)
+        self.assertEqual((result["matching"]["constants"], result["matching"]["clamped"]), (None, []))
+        for high, low in zip(exact["alpha"][2], entropy["alpha"][2]):
+            self.assertTrue(0.7 * high < low < 0.97 * high, (high, low))
+        # Six tokens of three channels are outside of the tables.
+        _, result = self.report("--matching", "exact")
+        self.assertTrue(all(pair["size"] for pair in result["matching"]["clamped"]))
+        self.assertIn("dim or tokens are outside of the tables", result["warnings"][0])
+
     def test_frozen_is_what_is_given(self):
         for flag in ([], ["--matching", "frozen"]):
             found, result = self.report("--alpha", 1.5, *flag, "--causal",
@@ -231,7 +243,7 @@ class Matching(Scratch):
         _, result = self.report(k=("F32", [2, 2, 6, 3], k))
         self.assertEqual(result["matching"]["clamped"],
                          [{"sequence": 1, "head_k": 1, "sigma_q": False, "sigma_k": True,
-                           "target": False}])
+                           "target": False, "size": False}])
         self.assertIn("limits set alpha and beta of 1 pair, first sequence 1, key head 1: "
                       "sigma of k counts as 1e-4", result["warnings"][-1])
 
