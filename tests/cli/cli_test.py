@@ -300,9 +300,11 @@ class Tables(Scratch):
                 self.assertLessEqual(abs(entropy["mean"]), 0.02)
 
     def test_exact_and_entropy_keep_their_promises(self):
-        result = json.loads(lln("fit", "--verify", "--samples", 256, "--json").stdout)
+        # A part of the table in docs/matching.md, which has all dims.
+        part = ["fit", "--verify", "--dim", 16, 64, "--samples", 256, "--json"]
+        result = json.loads(lln(*part, timeout=1200).stdout)
         sigmas = (0.6, 0.8, 1.0, 1.2, 1.4)
-        self.assert_promises(result, [(d, n, s) for d in (16, 32, 64, 128) for n in (256, 4096)
+        self.assert_promises(result, [(d, n, s) for d in (16, 64) for n in (256, 4096)
                                       for s in sigmas])
 
     def test_between_the_sizes_of_the_tables(self):

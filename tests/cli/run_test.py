@@ -196,6 +196,15 @@ class Matching(Scratch):
                               "elu")
         self.assertEqual(found["o"], given["o"])
 
+    def test_exact_and_entropy_follow_tables(self):
+        tensors = {name: self.normal(1, 2, 40, 16) for name in "qkv"}
+        high, low = (self.report("--matching", mode, **tensors) for mode in ("exact", "entropy"))
+        self.assertEqual(high[1]["matching"], {"mode": "exact", "constants": None, "clamped": []})
+        ratio = low[0]["alpha"][2][0] / high[0]["alpha"][2][0]
+        self.assertTrue(0.7 < ratio < 0.97, ratio)
+        _, small = self.report("--matching", "exact")  # six tokens of three channels
+        self.assertIn("dim or tokens are outside of the tables", small["warnings"][-1])
+
     def test_frozen_is_what_is_given(self):
         for flag in ([], ["--matching", "frozen"]):
             found, result = self.report("--alpha", 1.5, *flag, "--causal",
