@@ -190,5 +190,124 @@ TEST(InstrumentsRows, InputsThatAreNotGaussian) {
   EXPECT_NEAR(two.q.ks, 0.34, 0.02);  // half of the mass at one sigma
 }
 
+// Padding: every other query is zero. What is left is measured as if the others were not there.
+TEST(InstrumentsRows, RowsWithoutWeightsAreCountedAndLeftOut) {
+  const std::int64_t n = 300, d = 16;
+  GaussianHead x(n, d, 1);
+  for (std::int64_t i = 0; i < n; i += 2) {
+    std::fill_n(x.q.begin() + i * d, d, 0.0F);
+  }
+  for (const char* kind : {"quadratic", "linear"}) {
+    for (const bool causal : {false, true}) {
+      SCOPED_TRACE(std::string(kind) + (causal ? " causal" : ""));
+      AttentionMatrix m = x.matrix(kind);
+      m.causal = causal;
+      const std::vector<double> p = all_rows(m);
+      double entropy = 0, least = 10, top1 = 0, squares = 0;
+      std::vector<double> columns(n), log_p;
+      for (std::int64_t i = 1; i < n; i += 2) {
+        std::vector<double> row(p.begin() + i * n, p.begin() + (i + 1) * n);
+        for (double& weight : row) weight = std::abs(weight);
+        const double sum = std::accumulate(row.begin(), row.end(), 0.0);
+        double h = 0, largest = 0;
+        for (std::size_t j = 0; j < row.size(); ++j) {
+          const double share = row[j] / sum;
+          columns[j] += share / 150;
+          squares += share * share / 150;
+          largest = std::max(largest, share);
+          if (share == 0) continue;
+          h -= share * std::log(share);
+          log_p.push_back(std::log(share));
+        }
+        entropy += h / 150;
+        least = std::min(least, h);
+        top1 += largest / 150;
+      }
+      double column_entropy = 0;
+      for (const double c : columns) column_entropy -= c > 0 ? c * std::log(c) : 0;
+      const RowStatistics found = row_statistics(m);
+      EXPECT_EQ(found.empty_rows, 150);
+      EXPECT_EQ(found.entropy.rows, 150);
+      EXPECT_EQ(found.entropy.standard_error, 0);
+      EXPECT_NEAR(found.entropy.mean, entropy, 1e-11);
+      EXPECT_NEAR(found.entropy.min, least, 1e-11);
+      EXPECT_NEAR(found.top[0].mass, top1, 1e-12);
+      EXPECT_NEAR(found.squares, squares, 1e-12);
+      EXPECT_NEAR(found.column_entropy, column_entropy, 1e-10);
+      if (causal) {
+        EXPECT_EQ(found.by_position.front().first, 1);
+      } else {
+        EXPECT_EQ(found.log->zeros, 0);
+        EXPECT_NEAR(found.log->variance, PlainMoments(log_p).variance, 1e-9);
+        EXPECT_TRUE(std::isfinite(found.log->unnormalised_variance));
+      }
+    }
+  }
+  std::fill(x.q.begin(), x.q.end(), 0.0F);
+  const Examination nothing = examine(x.matrix("quadratic"));
+  EXPECT_EQ(nothing.rows.empty_rows, n);
+  EXPECT_EQ(nothing.rows.entropy.rows, 0);
+  EXPECT_FALSE(nothing.rows.log);
+  EXPECT_FALSE(nothing.temperature);
+}
+
+// The rows by which the range of ln P is guessed are uniform, the others are not.
+TEST(InstrumentsRows, BinsLieWhereTheWeightsAre) {
+  const std::int64_t n = 256;
+  std::vector<double> p(static_cast<std::size_t>(n * n)), log_p;
+  for (std::int64_t i = 0; i < n; ++i) {
+    double sum = 0;
+    for (std::int64_t j = 0; j < n; ++j) {
+      const auto at = static_cast<std::size_t>(i * n + j);
+      sum += p[at] = i % 4 == 0 ? 1 : std::exp(normal_number(3, at));
+    }
+    for (std::int64_t j = 0; j < n; ++j) {
+      const auto at = static_cast<std::size_t>(i * n + j);
+      p[at] /= sum;
+      log_p.push_back(std::log(p[at]));
+    }
+  }
+  AttentionMatrix m;
+  m.kind = MatrixKind::given;
+  m.p = view(static_cast<const void*>(p.data()), DType::f64, {1, 1, n, n});
+  const RowStatistics found = row_statistics(m);
+  const PlainMoments plain(log_p);
+  EXPECT_NEAR(found.log->variance, plain.variance, 1e-10);
+  EXPECT_NEAR(found.log->ks, plain_ks(log_p), 2e-3);
+  std::sort(log_p.begin(), log_p.end());
+  const double tenth = (log_p[log_p.size() / 10] - plain.mean) / std::sqrt(plain.variance);
+  EXPECT_NEAR(found.log->qq[9].measured, tenth, 4e-3);
+}
+
+// A mean of ten thousand sigmas takes no digits from the moments around it.
+TEST(InstrumentsRows, InputsFarFromZero) {
+  const std::int64_t n = 1000, d = 8;
+  const GaussianHead x(n, d, 1);
+  std::vector<double> q, k;
+  for (std::size_t i = 0; i < x.q.size(); ++i) {
+    q.push_back(1e4 + x.q[i]);
+    k.push_back(-2e4 + 0.5 * x.q[i] + x.k[i]);
+  }
+  const auto of = [&](const std::vector<double>& numbers) {
+    return view(static_cast<const void*>(numbers.data()), DType::f64, {1, 1, n, d});
+  };
+  const InputStatistics found = input_statistics(of(q), of(k));
+  const PlainMoments plain(q);
+  EXPECT_NEAR(found.q.mean, plain.mean, 1e-8);
+  EXPECT_NEAR(found.q.skewness, plain.skewness, 1e-6);
+  EXPECT_NEAR(found.q.excess_kurtosis, plain.excess_kurtosis, 1e-6);
+  const PlainMoments of_k(k);
+  long double covariance = 0, squares = 0;
+  const long double q2 = plain.variance + static_cast<long double>(plain.mean) * plain.mean,
+                    k2 = of_k.variance + static_cast<long double>(of_k.mean) * of_k.mean;
+  for (std::size_t i = 0; i < q.size(); ++i) {
+    const long double a = q[i], b = k[i];
+    covariance += (a - plain.mean) * (b - of_k.mean) / 8000;
+    squares += (a * a - q2) * (b * b - k2) / 8000;
+  }
+  EXPECT_NEAR(found.covariance, static_cast<double>(covariance), 1e-9);
+  EXPECT_NEAR(found.c_cross / static_cast<double>(squares - covariance * covariance), 1, 1e-9);
+}
+
 }  // namespace
 }  // namespace lln::test

@@ -154,6 +154,7 @@ TEST(InstrumentsSpectrum, VerdictsOfMatricesThatAreKnown) {
     EXPECT_EQ(unbiased.rows.entropy.max, 0);
     EXPECT_NEAR(unbiased.rows.column_entropy, std::log(n), 1e-9);
     EXPECT_NEAR(*unbiased.effective_rank, static_cast<double>(n), 1e-6);
+    EXPECT_FALSE(unbiased.temperature);  // nothing is colder, and no variance says so
 
     const Examination diffuse = examine(uniform(n).matrix());
     EXPECT_EQ(*diffuse.verdict, Verdict::diffuse);
@@ -172,7 +173,7 @@ TEST(InstrumentsSpectrum, CausalIsRefusedWithTheReason) {
     AttentionMatrix m = x.matrix(kind);
     m.causal = true;
     expect_error([&] { spectrum(m); },
-                 {"eigenvalues are its diagonal", "entropy against position"});
+                 {"eigenvalues are its diagonal", "entropy against position is given instead"});
     expect_error([&] { chain_statistics(m, {}); }, {"eigenvalues are its diagonal"});
     const Examination found = examine(m);
     EXPECT_FALSE(found.spectrum);
@@ -222,6 +223,121 @@ TEST(InstrumentsSpectrum, StationaryDistributionIsOfP) {
     EXPECT_LT(change, 1e-8);
     EXPECT_NEAR(sum, 1, 1e-9);
   }
+}
+
+// A row of zeros is no distribution: 1 is no eigenvalue, and the vector of ones none of its
+// vectors.
+TEST(InstrumentsSpectrum, RowsWithoutWeightsAreRefusedWithTheReason) {
+  const std::int64_t d = 8;
+  for (const std::int64_t n : {100, 300}) {  // dense, Arnoldi
+    for (const char* kind : {"quadratic", "linear"}) {
+      SCOPED_TRACE(std::string(kind) + " of " + std::to_string(n));
+      GaussianHead x(n, d, 1);
+      const AttentionMatrix m = x.matrix(kind);
+      EXPECT_TRUE(examine(m).spectrum);
+      std::fill_n(x.q.begin() + 90 * d, d, 0.0F);
+      std::fill_n(x.q.begin() + 70 * d, d, 0.0F);
+      InstrumentOptions few;  // rows that miss the empty ones
+      few.rows = 2;
+      ThreadPool pool(3);
+      for (const Exec& exec : {Exec{}, Exec{.parallel = &pool}}) {
+        const Examination found = examine(m, few, exec);
+        EXPECT_FALSE(found.spectrum);
+        EXPECT_FALSE(found.chain);
+        EXPECT_FALSE(found.verdict);
+        EXPECT_NE(found.why_no_spectrum.find("row 70 has no weights"), std::string::npos)
+            << found.why_no_spectrum;
+      }
+      expect_error([&] { spectrum(m); }, {"row 70 has no weights"});
+      expect_error([&] { chain_statistics(m, {}); }, {"row 70 has no weights"});
+    }
+  }
+  // Queries that see the first half of the channels, keys that fill the second.
+  GaussianHead x(100, d, 1);
+  for (std::size_t i = 0; i < x.q.size(); ++i) (i % 8 < 4 ? x.k : x.q)[i] = 0;
+  for (const char* kind : {"quadratic", "linear"}) {
+    expect_error([&] { spectrum(x.matrix(kind)); }, {"row 0 has no weights"});
+  }
+}
+
+TEST(InstrumentsSpectrum, ChainIsAnOption) {
+  const GaussianHead x(100, 8, 1);
+  InstrumentOptions options;
+  options.chain = false;
+  options.progress = [](const InstrumentProgress& now) { EXPECT_EQ(now.stage, "rows"); };
+  const Examination found = examine(x.matrix("softmax"), options);
+  EXPECT_FALSE(found.chain);
+  EXPECT_FALSE(found.effective_rank);
+  EXPECT_TRUE(found.verdict);
+}
+
+// |P|_2 of all singular values; those of Diag's blocks lie close together.
+TEST(InstrumentsSpectrum, EffectiveRankIsThatOfAllSingularValues) {
+  const GaussianHead x(256, 16, 1);
+  for (const char* kind : {"diag64", "diag16", "lln+diag64", "softmax", "lln"}) {
+    SCOPED_TRACE(kind);
+    const AttentionMatrix m = x.matrix(kind);
+    const std::vector<double> p = all_rows(m);
+    const Eigen::Map<const DenseMatrix> dense(p.data(), 256, 256);
+    const double squares = Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd>(dense.transpose() * dense)
+                               .eigenvalues()[255];
+    EXPECT_NEAR(*examine(m).effective_rank * squares / dense.squaredNorm(), 1, 1e-6);
+  }
+}
+
+// One key for each row: nothing is colder, although the weights that are left are equal.
+TEST(InstrumentsSpectrum, ColdestIsNotHottest) {
+  GaussianHead x(64, 8, 1e4);
+  for (const char* kind : {"lln", "diag16"}) {
+    SCOPED_TRACE(kind);
+    const Examination found = examine(x.matrix(kind));
+    EXPECT_LT(found.rows.entropy.mean, 0.1);
+    if (found.temperature) {
+      EXPECT_LT(*found.temperature, 0.1);
+    }
+  }
+  EXPECT_FALSE(examine(x.matrix("lln")).temperature);
+  std::fill(x.q.begin(), x.q.end(), 0.0F);
+  EXPECT_TRUE(std::isinf(*examine(x.matrix("softmax")).temperature));
+}
+
+// k falls as q rises and both have means: sigma_q^2 sigma_k^2 + c_cross is negative and no
+// variance.
+TEST(InstrumentsSpectrum, NoPredictionFromANegativeVariance) {
+  GaussianHead x(200, 8, 0.5);
+  for (std::size_t i = 0; i < x.q.size(); ++i) {
+    x.k[i] = 1 - x.q[i];
+    x.q[i] += 1;
+  }
+  const Examination softmax = examine(x.matrix("softmax"));
+  ASSERT_LT(softmax.inputs->target(), 0);
+  EXPECT_FALSE(softmax.temperature);
+  EXPECT_FALSE(softmax.theory.log_variance);
+  EXPECT_FALSE(softmax.theory.log_mean);
+  EXPECT_FALSE(softmax.theory.entropy);
+  EXPECT_FALSE(softmax.theory.variance);
+  EXPECT_FALSE(softmax.theory.lambda_2);
+
+  const GaussianHead small(200, 64, 0.1);  // t = 0.02, where the line is below zero
+  const Examination lln = examine(small.matrix("lln"));
+  ASSERT_LT(matching_constants(64).a * lln.theory.t + matching_constants(64).b, 0);
+  EXPECT_FALSE(lln.theory.log_variance);
+  EXPECT_FALSE(lln.theory.entropy);
+  EXPECT_TRUE(lln.theory.lambda_2);
+  EXPECT_TRUE(lln.theory.fenton_wilkinson);
+}
+
+// Features below the constant that is added to them leave the constant to be seen.
+TEST(InstrumentsSpectrum, PerformerOfConstantsIsNotJudged) {
+  const GaussianHead usual(256, 64, 1), cold(256, 64, 4);
+  const Examination seen = examine(usual.matrix("performer"));
+  EXPECT_GT(*seen.floored_features, 0.01);
+  EXPECT_LT(*seen.floored_features, 0.06);  // Phi((4 + ln 1e-4) / sqrt 8) = 0.033
+  EXPECT_TRUE(seen.verdict);
+  const Examination unseen = examine(cold.matrix("performer"));
+  EXPECT_GT(*unseen.floored_features, 0.99);
+  EXPECT_FALSE(unseen.verdict);
+  EXPECT_FALSE(examine(usual.matrix("softmax")).floored_features);
 }
 
 }  // namespace

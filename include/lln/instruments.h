@@ -87,7 +87,10 @@ struct InstrumentOptions {
   std::int64_t eigenvalues = 8;         // leading ones, the first is 1
   double tolerance = 0.02;              // Arnoldi: residual over |lambda_2| at which it stops
   std::int64_t max_applications = 400;  // of P; the first 50 are always made
-  // The chain: steps of P until rows agree within this total variation distance.
+  // The chain, which costs more products with P than all else: examine() measures it where asked
+  // to.
+  bool chain = true;
+  // Steps of P until rows agree within this total variation distance.
   double mixing_distance = 0.25;
   std::int64_t max_steps = 200;
   std::int64_t starts = 32;  // rows from which mixing is measured
@@ -176,6 +179,9 @@ struct TopMass {
 };
 
 struct RowStatistics {
+  // Rows without any weight, as `quadratic` and `linear` have where a query is zero (padding) or
+  // orthogonal to all its keys. They are counted here and left out of everything else.
+  std::int64_t empty_rows = 0;
   EntropyStatistics entropy;
   std::vector<PositionEntropy> by_position;  // causal matrices only
   std::optional<LogNormality> log;           // not of causal matrices: ln P drifts with position
@@ -213,11 +219,12 @@ struct Spectrum {
 
 // O(tokens dim^2) for linear attentions, and no more memory than D x D: a million tokens in under a
 // second. Refuses causal matrices: P is triangular, so its eigenvalues are its diagonal and say
-// nothing of how rows mix; row_statistics() gives entropy against position instead.
+// nothing of how rows mix; row_statistics() gives entropy against position instead. Refuses
+// matrices with a row that has no weights: P is then no transition matrix, and 1 no eigenvalue.
 Spectrum spectrum(const AttentionMatrix& matrix, const InstrumentOptions& options = {},
                   const Exec& exec = {});
 
-// P as the transition matrix of a Markov chain. Bidirectional and not signed.
+// P as the transition matrix of a Markov chain. Bidirectional, not signed, no row without weights.
 struct ChainStatistics {
   // Where the chain ends up when it starts anywhere: pi = pi P. Where several are (a chain of
   // separate blocks) the one that the uniform start leads to.
@@ -231,7 +238,8 @@ struct ChainStatistics {
   // Measured from `starts` rows: a lower bound where these are not all. Nothing: not in max_steps.
   std::optional<std::int64_t> mixing_time;
   std::vector<double> distance;  // the largest total variation distance to pi after steps 1, 2, ...
-  double spectral_norm = 0;      // |P|_2, the largest singular value
+  // |P|_2, the largest singular value: to 1e-6 of it, unless max_steps came first.
+  double spectral_norm = 0;
 };
 
 ChainStatistics chain_statistics(const AttentionMatrix& matrix, const Spectrum& spectrum,
@@ -248,7 +256,9 @@ struct Prediction {
 
 // What log-normal theory says of softmax and LLN from sigma_q, sigma_k, c_cross, tokens and dim
 // alone; nothing where it says nothing. s is the predicted Var(ln P): sigma_q^2 sigma_k^2 + c_cross
-// for softmax, a t + b for LLN with t = alpha^2 sigma_q^2 + beta^2 sigma_k^2.
+// for softmax, a t + b for LLN with t = alpha^2 sigma_q^2 + beta^2 sigma_k^2. Where s is negative
+// (q and k with means, one falling as the other rises; LLN with t below the range of the line) what
+// follows from s is left out.
 struct Theory {
   double t = 0;                            // LLN only
   std::optional<Prediction> log_mean;      // -ln N - s/2
@@ -288,18 +298,24 @@ struct Examination {
   std::int64_t tokens = 0, dim = 0;
   std::optional<InputStatistics> inputs;  // not of a given matrix
   RowStatistics rows;
-  // Not of causal matrices; `why_no_spectrum` says why.
+  // Not of causal matrices nor of such with rows that have no weights; `why_no_spectrum` says why.
   std::optional<Spectrum> spectrum;
-  std::optional<ChainStatistics> chain;  // not of signed ones either
+  std::optional<ChainStatistics> chain;  // not of signed ones either, nor without options.chain
   std::string why_no_spectrum;
-  // softmax: 1 / sqrt(sigma_q^2 sigma_k^2 + c_cross). Others: 1 / sqrt(Var(ln P)) as measured; none
-  // where rows are causal. Infinite where all weights are equal.
+  // softmax: 1 / sqrt(sigma_q^2 sigma_k^2 + c_cross), none where that sum is negative. Others:
+  // 1 / sqrt(Var(ln P)) as measured over positive weights; none where rows are causal, where half
+  // of the weights or more are 0 (outside the blocks of Diag there are none to count), and where
+  // there are zeros and all other weights are equal. Infinite where all weights are equal.
   std::optional<double> temperature;
   // |P|_F^2 / |P|_2^2, the stable rank: 1 when all rows are equal, tokens for a permutation. Where
   // there is a chain.
   std::optional<double> effective_rank;
   Theory theory;
-  std::optional<Verdict> verdict;  // where there is a spectrum
+  // Kind performer: the share of its features that are smaller than the 1e-4 added to each, of q or
+  // of k, whichever is larger. Above a half P shows the constant rather than the inputs.
+  std::optional<double> floored_features;
+  // Where there is a spectrum; none of a performer with more than half of its features floored.
+  std::optional<Verdict> verdict;
 };
 
 // Everything about one head, in one pass over the rows besides the products that spectrum and chain

@@ -1,6 +1,7 @@
 // P as a Markov chain: where it ends up, how fast it forgets where it started, and how much one
 // step can stretch a vector.
 // SPDX-License-Identifier: Apache-2.0
+#include <Eigen/Dense>
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -11,7 +12,9 @@ namespace lln::analysis {
 namespace {
 
 constexpr double kStationary = 1e-9;  // total variation distance between pi and pi P
-constexpr double kNorm = 1e-6;        // relative change of |P|_2 in a step
+constexpr double kNorm = 1e-6;        // residual of |P|_2^2 against it
+// Vectors of a Lanczos iteration before it starts anew from the best of what they span.
+constexpr std::int64_t kLanczos = 32;
 // Beyond this |lambda_2| is 1 up to rounding: rows never agree.
 constexpr double kNeverMixes = 1 - 1e-12;
 
@@ -65,22 +68,35 @@ class Chain {
     }
   }
 
-  // |P|_2 by iterating P^T P from the vector of ones, which P leaves as it is.
+  // |P|_2 by Lanczos iterations with P^T P from the vector of ones, which P leaves as it is. Steps
+  // of P^T P alone would crawl where several singular values are near the largest, as those of the
+  // blocks of Diag are.
   double spectral_norm() const {
-    std::vector<double> x(n_, 1 / std::sqrt(static_cast<double>(n_))), y(n_), z(n_);
-    double norm = 0;
-    for (std::int64_t step = 0; step < options_.max_steps; ++step) {
+    const std::int64_t n = weights_.tokens(), columns = std::min(kLanczos, n);
+    Eigen::MatrixXd basis(n, columns);
+    Eigen::VectorXd diagonal(columns), beside(columns), image(n), next(n);
+    Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> projected;
+    basis.col(0).setConstant(1 / std::sqrt(static_cast<double>(n)));
+    for (std::int64_t step = 0, j = 0;; ++step) {
       report(options_, "norm", step, options_.max_steps);
-      weights_.apply({x.data(), 1}, {y.data(), 1}, parallel_);
-      weights_.apply_transposed({y.data(), 1}, {z.data(), 1}, parallel_);
-      double squares = 0;
-      for (const double value : z) squares += value * value;
-      const double before = norm;
-      norm = std::sqrt(std::sqrt(squares));  // |P^T P x| tends to |P|_2^2
-      for (std::size_t i = 0; i < n_; ++i) x[i] = z[i] / std::sqrt(squares);
-      if (std::abs(norm - before) <= kNorm * norm) break;
+      weights_.apply({basis.col(j).data(), 1}, {image.data(), 1}, parallel_);
+      weights_.apply_transposed({image.data(), 1}, {next.data(), 1}, parallel_);
+      diagonal[j] = basis.col(j).dot(next);
+      const auto known = basis.leftCols(j + 1);
+      for (int twice = 0; twice < 2; ++twice) next -= known * (known.transpose() * next).eval();
+      beside[j] = next.norm();
+      projected.computeFromTridiagonal(diagonal.head(j + 1), beside.head(j));
+      const double largest = projected.eigenvalues()[j];
+      const auto vector = projected.eigenvectors().col(j);
+      const double residual = beside[j] * std::abs(vector[j]);
+      if (residual <= kNorm * largest || step + 1 >= options_.max_steps) return std::sqrt(largest);
+      if (++j < columns) {
+        basis.col(j) = next / beside[j - 1];
+      } else {
+        basis.col(0) = (basis * vector).eval().normalized();
+        j = 0;
+      }
     }
-    return norm;
   }
 
  private:

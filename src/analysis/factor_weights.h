@@ -68,6 +68,7 @@ class CausalFeatureWeights final : public Weights {
 class LinearWeights final : public FactorWeights {
  public:
   explicit LinearWeights(const AttentionMatrix& matrix);
+  bool may_have_empty_rows() const override { return true; }
   bool is_signed() const override { return true; }
   Scratch make_scratch() const override;
   void load_rows(Scratch& scratch) const override;

@@ -12,15 +12,40 @@ namespace {
 
 using cpu::padded_f64;
 
-// Sums over pairs of entries with the same token and channel.
+// Sums over pairs of entries with the same token and channel, around the means of q and k: around
+// zero the digits of a large mean would push out those of the rest.
 struct PairSums {
   PowerSums q, k;
-  double qk = 0, qq_kk = 0;
+  double qk = 0, qq_k = 0, q_kk = 0, qq_kk = 0;
+  void add(double x, double y) {
+    q.add(x);
+    k.add(y);
+    x -= q.pivot;
+    y -= k.pivot;
+    qk += x * y;
+    qq_k += x * x * y;
+    q_kk += x * y * y;
+    qq_kk += x * x * y * y;
+  }
   void add(const PairSums& other) {
     q.add(other.q);
     k.add(other.k);
     qk += other.qk;
+    qq_k += other.qq_k;
+    q_kk += other.q_kk;
     qq_kk += other.qq_kk;
+  }
+  double covariance() const {
+    const double n = q.count;
+    return qk / n - (q.powers[0] / n) * (k.powers[0] / n);
+  }
+  // Cov(q^2, k^2), with q = a + x and k = b + y for the pivots a and b.
+  double covariance_of_squares() const {
+    const double n = q.count, a = q.pivot, b = k.pivot;
+    const double x = q.powers[0] / n, y = k.powers[0] / n;
+    const double xx = q.powers[1] / n, yy = k.powers[1] / n;
+    return 4 * a * b * covariance() + 2 * a * (q_kk / n - x * yy) + 2 * b * (qq_k / n - xx * y) +
+           qq_kk / n - xx * yy;
   }
 };
 
@@ -59,15 +84,20 @@ Distribution distribution(const CentralMoments& moments, const FineHistogram& hi
 InputStatistics input_statistics(const ConstView& q, const ConstView& k, Parallel* parallel) {
   const std::int64_t tokens = q.shape[2];
   const std::int64_t step = std::max<std::int64_t>(kKeyTile, pieces(tokens, kParts));
-  std::vector<PairSums> sums(size(pieces(tokens, step)));
+  std::vector<std::array<double, 2>> totals(size(pieces(tokens, step)));
   each_entry(q, k, step, parallel, [&](std::int64_t part, double x, double y) {
-    PairSums& sum = sums[size(part)];
-    sum.q.add(x);
-    sum.k.add(y);
-    sum.qk += x * y;
-    sum.qq_kk += x * x * y * y;
+    totals[size(part)][0] += x;
+    totals[size(part)][1] += y;
   });
   PairSums all;
+  const auto entries = static_cast<double>(tokens * q.shape[3]);
+  for (const auto& total : totals) {
+    all.q.pivot += total[0] / entries;
+    all.k.pivot += total[1] / entries;
+  }
+  std::vector<PairSums> sums(totals.size(), all);
+  each_entry(q, k, step, parallel,
+             [&](std::int64_t part, double x, double y) { sums[size(part)].add(x, y); });
   for (const PairSums& sum : sums) all.add(sum);
   const CentralMoments of_q = central_moments(all.q), of_k = central_moments(all.k);
 
@@ -83,13 +113,11 @@ InputStatistics input_statistics(const ConstView& q, const ConstView& k, Paralle
     histograms[0][1].add(histograms[i][1]);
   }
 
-  const double n = all.q.count;
   InputStatistics out;
-  out.q = distribution(of_q, histograms[0][0], n);
-  out.k = distribution(of_k, histograms[0][1], n);
-  out.covariance = all.qk / n - of_q.mean * of_k.mean;
-  const double squares = all.qq_kk / n - (all.q.powers[1] / n) * (all.k.powers[1] / n);
-  out.c_cross = squares - out.covariance * out.covariance;
+  out.q = distribution(of_q, histograms[0][0], entries);
+  out.k = distribution(of_k, histograms[0][1], entries);
+  out.covariance = all.covariance();
+  out.c_cross = all.covariance_of_squares() - out.covariance * out.covariance;
   return out;
 }
 

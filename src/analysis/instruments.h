@@ -13,6 +13,10 @@ ChainStatistics chain_statistics(Weights& weights, const Spectrum& spectrum,
                                  const InstrumentOptions& options, Parallel* parallel);
 InputStatistics input_statistics(const ConstView& q, const ConstView& k, Parallel* parallel);
 
+// Kind performer: the share of features that are smaller than the 1e-4 added to them, of q or of k,
+// whichever is larger.
+double floored_features(const AttentionMatrix& matrix, Parallel* parallel);
+
 inline void report(const InstrumentOptions& options, std::string_view stage, std::int64_t done,
                    std::int64_t total) {
   if (options.progress) options.progress({stage, done, total});

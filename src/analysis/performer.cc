@@ -3,8 +3,11 @@
 #include <Eigen/Dense>
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "analysis/exponents.h"
+#include "analysis/instruments.h"
+#include "api/kernel.h"
 #include "math/random.h"
 
 namespace lln::analysis {
@@ -82,7 +85,34 @@ class RandomExponents final : public Exponents {
   double scale_;
 };
 
+// The share of features whose own part is smaller than the offset.
+double floored_share(const Exponents& exponents, std::int64_t tokens, Parallel* parallel) {
+  const std::int64_t ld = padded_f64(exponents.width());
+  const std::int64_t stride = kKeyTile * ld + exponents.spare();
+  const double limit = std::log(2 * kOffset);
+  std::vector<double> numbers(size(stride * worker_count(parallel)));
+  std::vector<std::int64_t> floored(size(pieces(tokens, kKeyTile)));
+  parallel_for(parallel, pieces(tokens, kKeyTile), [&](std::int64_t task, int worker) {
+    double* const out = numbers.data() + worker * stride;
+    const Range rows = piece(tokens, kKeyTile, task);
+    exponents.load(rows, out, ld, out + kKeyTile * ld);
+    for (std::int64_t i = 0; i < rows.count; ++i) {
+      floored[size(task)] += std::count_if(out + i * ld, out + i * ld + exponents.width(),
+                                           [&](double x) { return x < limit; });
+    }
+  });
+  const auto total = std::accumulate(floored.begin(), floored.end(), std::int64_t{0});
+  return static_cast<double>(total) / static_cast<double>(tokens * exponents.width());
+}
+
 }  // namespace
+
+double floored_features(const AttentionMatrix& matrix, Parallel* parallel) {
+  const PerformerFeatures features = performer_exponents(matrix);
+  const std::int64_t tokens = matrix.q.shape[2];
+  return std::max(floored_share(*features.q, tokens, parallel),
+                  floored_share(*features.k, tokens, parallel));
+}
 
 PerformerFeatures performer_exponents(const AttentionMatrix& matrix) {
   const Projection projection = draw_projection(matrix.q.shape[3], matrix.features, matrix.seed);

@@ -16,6 +16,8 @@ namespace {
 
 // Rows are cut into at most so many groups with sums of their own: a vector of column sums each.
 constexpr std::int64_t kGroups = 16;
+// In place of the entropy of a row that has no weights.
+constexpr double kNoWeights = -1;
 
 // One row of each of `count` equal strata.
 std::vector<std::int64_t> choose_rows(std::int64_t tokens, std::int64_t count, std::uint64_t seed) {
@@ -124,8 +126,11 @@ class RowPass {
   template <class Body>
   void each_tile(std::span<const std::int64_t> rows, Worker& worker, Body&& body) const;
   void guess_range();
+  void read_rows();
   void read_block(std::int64_t number, Group& group, Worker& worker);
   void read_tile(Group& group, Worker& worker) const;
+  void join_groups();
+  void drop_empty_rows();
   RowStatistics joined();
   EntropyStatistics entropy_statistics() const;
   std::vector<PositionEntropy> entropy_by_position() const;
@@ -135,8 +140,9 @@ class RowPass {
   const InstrumentOptions& options_;
   Parallel* parallel_;
   std::int64_t tokens_;
-  std::vector<std::int64_t> rows_;
-  std::vector<double> entropy_;  // of rows_
+  std::vector<std::int64_t> rows_;  // once drop_empty_rows() was called: those with weights
+  std::vector<double> entropy_;     // of rows_
+  std::int64_t looked_at_ = static_cast<std::int64_t>(rows_.size());
   std::vector<std::int64_t> sizes_;
   std::vector<Worker> workers_;
   std::vector<Group> groups_;
@@ -218,7 +224,10 @@ void RowPass::read_block(std::int64_t number, Group& group, Worker& worker) {
   each_tile(rows, worker, [&] { read_tile(group, worker); });
   for (std::size_t r = 0; r < rows.size(); ++r) {
     const PowerSums log_p = worker.sums.log_p(r, pivot_);
-    entropy_[size(number * kRowBlock) + r] = std::max(0.0, -worker.sums.columns[2][r]);
+    double& entropy = entropy_[size(number * kRowBlock) + r];
+    entropy = kNoWeights;
+    if (log_p.count == 0) continue;
+    entropy = std::max(0.0, -worker.sums.columns[2][r]);
     group.log_p.add(log_p);
     if (weights_.has_mass()) group.log_a.add(log_p.shifted(worker.scratch.mass[r]));
     group.squares += worker.sums.columns[1][r];
@@ -227,8 +236,23 @@ void RowPass::read_block(std::int64_t number, Group& group, Worker& worker) {
   }
 }
 
+// The pass again where the rows that the bins were made for were unlike the others.
 RowStatistics RowPass::run() {
   guess_range();
+  read_rows();
+  const CentralMoments moments = central_moments(groups_.front().log_p);
+  const double sigma = std::sqrt(moments.variance);
+  const bool unlike =
+      std::abs(moments.mean - pivot_) > 2 * sigma_ || sigma > 4 * sigma_ || sigma < sigma_ / 4;
+  if (sigma > 0 && unlike && !weights_.causal()) {
+    pivot_ = moments.mean;
+    sigma_ = sigma;
+    read_rows();
+  }
+  return joined();
+}
+
+void RowPass::read_rows() {
   const std::int64_t blocks = pieces(static_cast<std::int64_t>(rows_.size()), kRowBlock);
   const std::int64_t groups = std::min(kGroups, blocks);
   Group empty{std::vector<double>(size(tokens_)), FineHistogram(pivot_, sigma_),
@@ -242,7 +266,7 @@ RowStatistics RowPass::run() {
     });
   }
   report(options_, "rows", blocks, blocks);
-  return joined();
+  join_groups();
 }
 
 EntropyStatistics RowPass::entropy_statistics() const {
@@ -259,7 +283,7 @@ EntropyStatistics RowPass::entropy_statistics() const {
     return std::lerp(sorted[low], sorted[high], at - static_cast<double>(low));
   };
   // Rows that were drawn without replacement say all about themselves.
-  const double unseen = 1 - n / static_cast<double>(tokens_);
+  const double unseen = 1 - static_cast<double>(looked_at_) / static_cast<double>(tokens_);
   EntropyStatistics out{static_cast<std::int64_t>(entropy_.size()), moments.mean};
   if (n > 1) out.standard_error = std::sqrt(moments.variance / (n - 1) * unseen);
   out.min = sorted.front();
@@ -305,7 +329,7 @@ LogNormality RowPass::log_normality(const Group& all) const {
   return out;
 }
 
-RowStatistics RowPass::joined() {
+void RowPass::join_groups() {
   Group& all = groups_.front();
   for (std::size_t g = 1; g < groups_.size(); ++g) {
     const Group& group = groups_[g];
@@ -317,8 +341,27 @@ RowStatistics RowPass::joined() {
     all.squares += group.squares;
     all.zeros += group.zeros;
   }
+}
+
+void RowPass::drop_empty_rows() {
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < rows_.size(); ++i) {
+    if (entropy_[i] == kNoWeights) continue;
+    rows_[kept] = rows_[i];
+    entropy_[kept++] = entropy_[i];
+  }
+  rows_.resize(kept);
+  entropy_.resize(kept);
+}
+
+RowStatistics RowPass::joined() {
+  drop_empty_rows();
+  Group& all = groups_.front();
   const auto n = static_cast<double>(rows_.size());
   RowStatistics out;
+  out.empty_rows = looked_at_ - static_cast<std::int64_t>(rows_.size());
+  for (const std::int64_t k : sizes_) out.top.push_back({k, 0});
+  if (rows_.empty()) return out;
   out.entropy = entropy_statistics();
   if (weights_.causal()) {
     out.by_position = entropy_by_position();
@@ -328,7 +371,7 @@ RowStatistics RowPass::joined() {
   const double mean = 1 / static_cast<double>(tokens_);
   out.squares = all.squares / n;
   out.variance = std::max(0.0, mean * (out.squares - mean));
-  for (std::size_t i = 0; i < sizes_.size(); ++i) out.top.push_back({sizes_[i], all.top[i] / n});
+  for (std::size_t i = 0; i < sizes_.size(); ++i) out.top[i].mass = all.top[i] / n;
   for (double& column : all.columns) column /= n;
   out.column_entropy = entropy_of(all.columns);
   return out;

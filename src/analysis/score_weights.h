@@ -46,6 +46,7 @@ class SoftmaxWeights final : public ScoreWeights {
 class QuadraticWeights final : public ScoreWeights {
  public:
   explicit QuadraticWeights(const AttentionMatrix& matrix);
+  bool may_have_empty_rows() const override { return true; }
   void apply(ConstVectors x, Vectors y, Parallel* parallel) const override;
   void apply_transposed(ConstVectors x, Vectors y, Parallel* parallel) const override;
   bool fill(Scratch& scratch, bool with_log) const override;

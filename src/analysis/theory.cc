@@ -28,29 +28,30 @@ Theory predict(const AttentionMatrix& matrix, const InputStatistics& inputs,
   if (matrix.causal || (!is_lln && matrix.kind != MatrixKind::softmax)) return out;
   const auto n = static_cast<double>(matrix.q.shape[2]);
   const auto dim = static_cast<double>(matrix.q.shape[3]);
-  double s = inputs.target(), radius = circular_radius(std::expm1(s), n);
+  double s = inputs.target();
+  std::optional<double> radius;
+  if (s >= 0) radius = circular_radius(std::expm1(s), n);
   if (is_lln) {
     const double tq = std::pow(matrix.alpha * inputs.q.sigma, 2);
     const double tk = std::pow(matrix.beta * inputs.k.sigma, 2);
     const MatchingConstants line =
         options.constants.value_or(matching_constants(matrix.q.shape[3]));
     out.t = tq + tk;
-    s = std::max(0.0, line.a * out.t + line.b);
+    s = line.a * out.t + line.b;
     radius = circular_radius(std::expm1(tq) * std::expm1(tk), n * dim);
   }
-  if (rows != nullptr) {
+  if (rows != nullptr && s >= 0) {
     out.entropy = {std::log(n) - s / 2, rows->entropy.mean};
     out.variance = {std::expm1(s) / (n * n), rows->variance};
     if (rows->log) {
       out.log_mean = {-std::log(n) - s / 2, rows->log->mean};
       out.log_variance = {s, rows->log->variance};
-      if (is_lln) {
-        out.fenton_wilkinson = {std::log1p(std::expm1(out.t) / dim),
-                                rows->log->unnormalised_variance};
-      }
     }
   }
-  if (spectrum != nullptr) out.lambda_2 = {radius, spectrum->lambda_2};
+  if (is_lln && rows != nullptr && rows->log) {
+    out.fenton_wilkinson = {std::log1p(std::expm1(out.t) / dim), rows->log->unnormalised_variance};
+  }
+  if (radius && spectrum != nullptr) out.lambda_2 = {*radius, spectrum->lambda_2};
   return out;
 }
 

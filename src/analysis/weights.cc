@@ -3,6 +3,8 @@
 #include "analysis/weights.h"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <limits>
 #include <numeric>
 
@@ -106,6 +108,10 @@ void unpack(const double* packed, std::int64_t tokens, Range range, Vectors y) {
 
 namespace {
 
+// Keys that are looked at before rows are asked again whether they have weights: nearly always the
+// first few settle it.
+constexpr std::int64_t kFewKeys = 8;
+
 // Packed pieces of x and y for each worker.
 struct Packed {
   Packed(std::int64_t count, const Parallel* parallel)
@@ -161,6 +167,37 @@ void Weights::apply_transposed(ConstVectors x, Vectors y, Parallel* parallel) co
     }
     unpack(sum, tokens_, keys, y);
   });
+}
+
+std::optional<std::int64_t> Weights::first_empty_row(Parallel* parallel) const {
+  if (!may_have_empty_rows()) return std::nullopt;
+  std::vector<Scratch> scratches = make_scratches(*this, parallel);
+  std::atomic<std::int64_t> first = tokens_;
+  parallel_for(parallel, pieces(tokens_, kRowBlock), [&](std::int64_t task, int worker) {
+    const Range rows = piece(tokens_, kRowBlock, task);
+    if (rows.first > first) return;
+    Scratch& scratch = scratches[static_cast<std::size_t>(worker)];
+    take_rows(rows, scratch);
+    std::array<bool, kRowBlock> has_weights = {};
+    const auto end = has_weights.begin() + rows.count;
+    auto empty = has_weights.begin();
+    for (std::int64_t k = 0; k < pieces(tokens_, kFewKeys) && empty != end; ++k) {
+      take_keys(piece(tokens_, kFewKeys, k), scratch);
+      make_tile(scratch, false);
+      for (std::int64_t j = 0; j < scratch.keys.count; ++j) {
+        for (std::int64_t r = 0; r < rows.count; ++r) {
+          if (scratch.p[size(j * scratch.ld + r)] != 0) has_weights[size(r)] = true;
+        }
+      }
+      empty = std::find(empty, end, false);
+    }
+    if (empty == end) return;
+    const std::int64_t row = rows.first + (empty - has_weights.begin());
+    std::int64_t known = first;
+    while (row < known && !first.compare_exchange_weak(known, row)) {
+    }
+  });
+  return first < tokens_ ? std::optional<std::int64_t>(first) : std::nullopt;
 }
 
 std::vector<double> Weights::factor_product(Parallel*) const { return {}; }

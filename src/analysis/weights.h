@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -82,6 +83,8 @@ class Weights {
   virtual bool has_factors() const { return false; }
   // mass is ln of the sum of the row's weights before they were normalised.
   virtual bool has_mass() const { return false; }
+  // A query may have no weight for any key.
+  virtual bool may_have_empty_rows() const { return false; }
   // Blocks that never exchange anything.
   virtual std::int64_t blocks() const { return 1; }
 
@@ -103,6 +106,9 @@ class Weights {
   virtual void apply_transposed(ConstVectors x, Vectors y, Parallel* parallel) const;
   // R^T L [width, width], row after row; of matrices with factors.
   virtual std::vector<double> factor_product(Parallel* parallel) const;
+
+  // The first row without weights; prepare() first. A row is done with once a weight is found.
+  std::optional<std::int64_t> first_empty_row(Parallel* parallel) const;
 
   // What a kind has to say: left and mass of scratch.rows, right of scratch.keys, and the tile of
   // both without the mask. fill() returns true where it set log_p as well.

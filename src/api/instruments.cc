@@ -20,14 +20,21 @@ using analysis::make_weights;
 using analysis::Weights;
 
 std::unique_ptr<Weights> checked(const char* call, const AttentionMatrix& matrix,
-                                 const InstrumentOptions& options, bool bidirectional,
-                                 const Exec& exec) {
+                                 const InstrumentOptions& options, const Exec& exec) {
   Faults faults;
   check_matrix(faults, matrix, exec);
   check_options(faults, options);
-  if (bidirectional) check_bidirectional(faults, matrix);
   faults.throw_any(call, describe(matrix));
   return make_weights(matrix, exec.parallel);
+}
+
+void expect_spectrum(const char* call, const AttentionMatrix& matrix, Weights& weights,
+                     const Exec& exec) {
+  Faults faults;
+  if (std::string why = spectrum_refusal(weights, exec.parallel); !why.empty()) {
+    faults.add(std::move(why));
+  }
+  faults.throw_any(call, describe(matrix));
 }
 
 // Vectors of as many numbers as the matrix has tokens.
@@ -49,16 +56,23 @@ std::int64_t checked_vectors(const char* call, const AttentionMatrix& matrix,
   return static_cast<std::int64_t>(x.size()) / tokens;
 }
 
+// Beyond this share of floored features a performer is not judged.
+constexpr double kMostFloored = 0.5;
+
+// Var(ln P) is of the positive weights. Where zeros are many it says little of the matrix, and
+// where the other weights are equal it would call the coldest matrix of all, one key for each row,
+// infinitely hot. Zeros outside the blocks of Diag are no weights.
 std::optional<double> temperature_of(const AttentionMatrix& matrix, const Examination& found) {
-  double variance = 0;
-  if (matrix.kind == MatrixKind::softmax) {
-    variance = found.inputs->target();
-  } else if (found.rows.log) {
-    variance = found.rows.log->variance;
-  } else {
-    return std::nullopt;
+  constexpr double kMostZeros = 0.5;
+  if (matrix.kind == MatrixKind::softmax && found.inputs->target() > 0) {
+    return 1 / std::sqrt(found.inputs->target());
   }
-  return 1 / std::sqrt(std::max(0.0, variance));
+  if (!found.rows.log) return std::nullopt;
+  const double variance = found.rows.log->variance, zeros = found.rows.log->zeros;
+  if (matrix.kind == MatrixKind::softmax && variance > 0) return std::nullopt;
+  if (matrix.kind != MatrixKind::diag && zeros >= kMostZeros) return std::nullopt;
+  if (variance == 0 && zeros > 0) return std::nullopt;
+  return 1 / std::sqrt(variance);
 }
 
 Examination examine_checked(const AttentionMatrix& matrix, Weights& weights,
@@ -70,20 +84,23 @@ Examination examine_checked(const AttentionMatrix& matrix, Weights& weights,
     out.inputs = analysis::input_statistics(matrix.q, matrix.k, parallel);
   }
   out.rows = analysis::row_statistics(weights, options, parallel);
-  if (matrix.causal) {
-    out.why_no_spectrum = kWhyNoSpectrum;
-  } else {
+  if (matrix.kind == MatrixKind::performer) {
+    out.floored_features = analysis::floored_features(matrix, parallel);
+  }
+  out.why_no_spectrum = spectrum_refusal(weights, parallel);
+  if (out.why_no_spectrum.empty()) {
     out.spectrum = analysis::spectrum(weights, options, parallel);
-    out.verdict = concentration_verdict(out.rows.entropy.mean, out.spectrum->lambda_2, out.tokens);
-    if (!out.spectrum->is_signed) {
+    if (out.floored_features.value_or(0) <= kMostFloored) {
+      out.verdict =
+          concentration_verdict(out.rows.entropy.mean, out.spectrum->lambda_2, out.tokens);
+    }
+    if (options.chain && !out.spectrum->is_signed) {
       out.chain = analysis::chain_statistics(weights, *out.spectrum, options, parallel);
       out.effective_rank = static_cast<double>(out.tokens) * out.rows.squares /
                            (out.chain->spectral_norm * out.chain->spectral_norm);
     }
   }
-  if (!matrix.causal || matrix.kind == MatrixKind::softmax) {
-    out.temperature = temperature_of(matrix, out);
-  }
+  out.temperature = temperature_of(matrix, out);
   if (out.inputs) {
     out.theory = analysis::predict(matrix, *out.inputs, &out.rows,
                                    out.spectrum ? &*out.spectrum : nullptr, options);
@@ -152,7 +169,7 @@ InputStatistics input_statistics(const ConstView& q, const ConstView& k, const E
 RowStatistics row_statistics(const AttentionMatrix& matrix, const InstrumentOptions& options,
                              const Exec& exec) {
   return memory_errors("row_statistics", [&] {
-    const auto weights = checked("row_statistics", matrix, options, false, exec);
+    const auto weights = checked("row_statistics", matrix, options, exec);
     return analysis::row_statistics(*weights, options, exec.parallel);
   });
 }
@@ -160,7 +177,8 @@ RowStatistics row_statistics(const AttentionMatrix& matrix, const InstrumentOpti
 Spectrum spectrum(const AttentionMatrix& matrix, const InstrumentOptions& options,
                   const Exec& exec) {
   return memory_errors("spectrum", [&] {
-    const auto weights = checked("spectrum", matrix, options, true, exec);
+    const auto weights = checked("spectrum", matrix, options, exec);
+    expect_spectrum("spectrum", matrix, *weights, exec);
     return analysis::spectrum(*weights, options, exec.parallel);
   });
 }
@@ -168,7 +186,8 @@ Spectrum spectrum(const AttentionMatrix& matrix, const InstrumentOptions& option
 ChainStatistics chain_statistics(const AttentionMatrix& matrix, const Spectrum& spectrum,
                                  const InstrumentOptions& options, const Exec& exec) {
   return memory_errors("chain_statistics", [&] {
-    const auto weights = checked("chain_statistics", matrix, options, true, exec);
+    const auto weights = checked("chain_statistics", matrix, options, exec);
+    expect_spectrum("chain_statistics", matrix, *weights, exec);
     if (weights->is_signed()) {
       throw Error(ErrorCode::invalid_argument,
                   fmt::format("chain_statistics: 1 fault in {}: weights are signed: expected the "
@@ -197,7 +216,7 @@ Verdict concentration_verdict(double entropy, double lambda_2, std::int64_t toke
 Examination examine(const AttentionMatrix& matrix, const InstrumentOptions& options,
                     const Exec& exec) {
   return memory_errors("examine", [&] {
-    const auto weights = checked("examine", matrix, options, false, exec);
+    const auto weights = checked("examine", matrix, options, exec);
     return examine_checked(matrix, *weights, options, exec.parallel);
   });
 }

@@ -8,14 +8,9 @@
 #include <cmath>
 #include <vector>
 
-#include "analysis/weights.h"
 #include "lln/error.h"
 
 namespace lln {
-
-const char* const kWhyNoSpectrum =
-    "the matrix is causal: P is triangular, so its eigenvalues are its diagonal and say nothing of "
-    "how rows mix; row_statistics() has entropy against position";
 
 namespace {
 
@@ -155,8 +150,19 @@ void check_options(Faults& faults, const InstrumentOptions& options) {
          options.mixing_distance, "more than 0 and less than 1");
 }
 
-void check_bidirectional(Faults& faults, const AttentionMatrix& matrix) {
-  if (matrix.causal) faults.add(kWhyNoSpectrum);
+std::string spectrum_refusal(analysis::Weights& weights, Parallel* parallel) {
+  if (weights.causal()) {
+    return "the matrix is causal: P is triangular, so its eigenvalues are its diagonal and say "
+           "nothing of how rows mix; entropy against position is given instead";
+  }
+  if (!weights.may_have_empty_rows()) return {};
+  weights.prepare(parallel);
+  const std::optional<std::int64_t> row = weights.first_empty_row(parallel);
+  if (!row) return {};
+  return fmt::format(
+      "row {} has no weights, since its query is zero or orthogonal to every key: P is no "
+      "transition matrix, and its eigenvalues say nothing of how rows mix",
+      *row);
 }
 
 std::string describe(const AttentionMatrix& matrix) {

@@ -2,18 +2,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "analysis/weights.h"
 #include "api/faults.h"
 #include "lln/instruments.h"
 
 namespace lln {
 
-// Why a causal matrix has no spectral gap, for errors and for Examination.
-extern const char* const kWhyNoSpectrum;
+// Why the matrix has no spectral gap, for errors and for Examination; empty where it has one.
+std::string spectrum_refusal(analysis::Weights& weights, Parallel* parallel);
 
 // Faults of the matrix and, where given, of the options.
 void check_matrix(Faults& faults, const AttentionMatrix& matrix, const Exec& exec);
 void check_options(Faults& faults, const InstrumentOptions& options);
-void check_bidirectional(Faults& faults, const AttentionMatrix& matrix);
 // q and k alone.
 void check_inputs(Faults& faults, const ConstView& q, const ConstView& k, const Exec& exec);
 
