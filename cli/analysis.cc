@@ -70,18 +70,6 @@ bool any_clamped(const MatchingReport& report, std::int64_t key_head) {
                      [&](const ClampedHead& c) { return c.head_k < 0 || c.head_k == key_head; });
 }
 
-Examination examine_briefly(const AttentionMatrix& matrix, const InstrumentOptions& options,
-                            const Exec& exec) {
-  Examination found;
-  found.tokens = matrix.q.shape[2];
-  found.dim = matrix.q.shape[3];
-  found.inputs = input_statistics(matrix.q, matrix.k, exec);
-  found.rows = row_statistics(matrix, options, exec);
-  found.spectrum = spectrum(matrix, options, exec);
-  found.theory = theory(matrix, *found.inputs, &found.rows, &*found.spectrum, options);
-  return found;
-}
-
 }  // namespace
 
 bool has_scales(const KindRequest& kind) noexcept {
@@ -151,10 +139,10 @@ LayerFindings analyze_layer(const AnalysisLayer& layer, const AnalysisRequest& r
         }
         InstrumentOptions options{.rows = request.rows, .bins = kBins, .qq_points = kQuantiles};
         if (request.brief) options.eigenvalues = 2;
+        options.chain = !request.brief;
         options.progress = ExaminationProgress(
             fmt::format("{}, head {} of {}, {}", where, h + 1, heads, finding.kind), progress);
-        finding.samples.push_back(request.brief ? examine_briefly(matrix, options, exec)
-                                                : examine(matrix, options, exec));
+        finding.samples.push_back(examine(matrix, options, exec));
       }
     }
   }

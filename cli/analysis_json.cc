@@ -139,7 +139,9 @@ Json entropy_json(const Samples& samples) {
       {"p75", &EntropyStatistics::p75},
       {"p95", &EntropyStatistics::p95},
       {"max", &EntropyStatistics::max}};
-  Json json = {{"rows", samples.front().rows.entropy.rows}};
+  std::int64_t empty = 0;
+  for (const Examination& sample : samples) empty += sample.rows.empty_rows;
+  Json json = {{"rows", samples.front().rows.entropy.rows}, {"empty_rows", empty}};
   for (const auto& [name, member] : parts) {
     json[name] = number(mean(samples, [&, m = member](const Examination& e) {
       return std::optional<double>(e.rows.entropy.*m);
@@ -150,8 +152,10 @@ Json entropy_json(const Samples& samples) {
 
 // Of all samples: the worst residual, and converged only where every one is.
 Json spectrum_json(const Samples& samples) {
+  const auto without = std::find_if(samples.begin(), samples.end(),
+                                    [](const Examination& e) { return !e.spectrum; });
+  if (without != samples.end()) return {{"refused", without->why_no_spectrum}};
   const Examination& first = samples.front();
-  if (!first.spectrum) return {{"refused", first.why_no_spectrum}};
   bool converged = true;
   std::int64_t applications = 0;
   double residual = 0;
@@ -226,7 +230,9 @@ void add_pictures(const Examination& first, Json& json) {
 
 std::optional<Verdict> verdict(const Samples& samples) {
   const std::optional<double> lambda_2 = mean(samples, lambda_2_of);
-  if (!lambda_2) return std::nullopt;
+  const bool all = std::all_of(samples.begin(), samples.end(),
+                               [](const Examination& e) { return e.verdict.has_value(); });
+  if (!lambda_2 || !all) return std::nullopt;
   return concentration_verdict(*mean(samples, entropy_of), *lambda_2, samples.front().tokens);
 }
 
@@ -275,6 +281,9 @@ Json to_json(const HeadFinding& finding) {
   json["lambda_2"] = number(mean(samples, lambda_2_of));
   json["entropy"] = entropy_json(samples);
   json["spectrum"] = spectrum_json(samples);
+  const std::optional<double> floored =
+      mean(samples, [](const Examination& e) { return e.floored_features; });
+  if (floored) json["floored_features"] = *floored;
   if (first.chain) json["chain"] = chain_json(samples);
   json["column_entropy"] = number(mean(
       samples, [](const Examination& e) { return std::optional<double>(e.rows.column_entropy); }));

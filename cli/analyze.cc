@@ -226,11 +226,17 @@ std::string to_text(const Findings& found, const Request& request,
   if (std::any_of(found.results.begin(), found.results.end(), unconverged)) {
     text += "  ?        the iteration for lambda_2 had not converged: --json has its residual\n";
   }
-  if (request.causal) {
-    text += fmt::format("\nNo spectral gap: {}\n\n{}",
-                        found.results.front().at("spectrum").at("refused").get<std::string>(),
-                        positions(found.results));
+  // One reason stands for all heads: the others are in the JSON.
+  const auto refused = std::find_if(found.results.begin(), found.results.end(), [](const Json& e) {
+    return e.at("spectrum").contains("refused");
+  });
+  if (refused != found.results.end()) {
+    text += fmt::format(
+        "\nNo spectral gap{}: {}\n",
+        request.causal ? "" : fmt::format(" of {}", refused->at("kind").get<std::string>()),
+        refused->at("spectrum").at("refused").get<std::string>());
   }
+  if (request.causal) text += "\n" + positions(found.results);
   return text;
 }
 

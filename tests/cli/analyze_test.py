@@ -202,6 +202,18 @@ class AnalyzeFiles(Dumps):
             for a, b in zip(half, whole[:8:2]):
                 self.assertAlmostEqual(a["entropy_nats"], b["entropy_nats"], delta=tolerance)
 
+    def test_rows_without_weights_are_told(self):
+        q, k = self.normal(1, 2, 40, 8), self.normal(1, 2, 40, 8)
+        q[2][: 10 * 8] = [0.0] * (10 * 8)  # of the first head
+        first, second = analyze(self.dump(q=q, k=k), "--kinds", "quadratic")
+        self.assertEqual([e["entropy"]["empty_rows"] for e in (first, second)], [10, 0])
+        self.assertIn("no weights", first["spectrum"]["refused"])
+        self.assertIsNone(first["verdict"])
+        self.assertIsNotNone(second["verdict"])
+        self.assertGreater(first["entropy_nats"], 1)
+        text = lln("analyze", self.path("in"), "--kinds", "quadratic").stdout
+        self.assertIn("No spectral gap of quadratic: row 0 has no weights", text)
+
     def test_names(self):
         q, k = self.normal(16, 8), self.normal(16, 8)
         path = self.dump(**{"a.query": q, "a.key": k, "other": q})
