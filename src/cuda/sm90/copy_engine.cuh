@@ -83,9 +83,6 @@ template <int kPending>
 __device__ inline void stores_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
-__device__ inline void prefetch_map(const CUtensorMap& map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
 
 // Four 8 x 8 matrices to shared memory, the inverse of load_matrices.
 __device__ inline void store_matrices(std::uint32_t address, std::uint32_t x0, std::uint32_t x1,

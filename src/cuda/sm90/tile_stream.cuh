@@ -18,9 +18,9 @@ inline constexpr int kPanelBytes = kTileRows * kPanelRow;
 // need to those that compute. A block has what its threads get at its start, in eights each, and no
 // more.
 inline constexpr int kProducerThreads = 128, kProducerRegisters = 24;
-template <int kGroups, int kLeft = kProducerRegisters>
+template <int kGroups>
 inline constexpr int kConsumerRegisters =
-    (512 / (kGroups + 1) / 8 * 8 * (kGroups + 1) - kLeft) / kGroups / 8 * 8;
+    (512 / (kGroups + 1) / 8 * 8 * (kGroups + 1) - kProducerRegisters) / kGroups / 8 * 8;
 
 // The tensors of a call as the copy engine sees them, in boxes of 64 rows x 64 channels.
 struct TensorMaps {
