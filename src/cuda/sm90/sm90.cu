@@ -30,10 +30,6 @@ std::string refusal(const Problem& p) {
   if (tiled_width(p) != 64 && tiled_width(p) != 128) {
     return "takes the larger of dim and dim_v from 33 to 128";
   }
-  // Gradients of wider heads have been timed, but not held against the reference on a device.
-  if (p.op == Op::backward && tiled_width(p) > 64) {
-    return "takes dim and dim_v up to 64 in the backward pass";
-  }
   if (std::max(p.tokens, p.tokens_k) > std::numeric_limits<int>::max() - kTileRows) {
     return "takes fewer than 2^31 tokens";
   }
