@@ -21,9 +21,10 @@ struct KeysShape {
   static constexpr int kTileBytes = kTileRows * kDim * 2;
   static constexpr int kSlots = kDim == 64 ? 9 : 5;
   static_assert(kSlots % kTeams == 0);  // RingPlace
+  using TeamSums = float[kTeams > 1 ? kTeams - 1 : 1][kTeams > 1 ? kDim / 2 + 4 : 1][128];
   struct alignas(1024) Shared {
     unsigned char tiles[kSlots][2][kTileBytes];  // k, v
-    float sums[kTeams > 1 ? kTeams - 1 : 1][kTeams > 1 ? kDim / 2 + 4 : 1][128];
+    TeamSums sums;
     RingBarriers<kSlots> ring;
   };
 };
@@ -155,15 +156,31 @@ __device__ inline void add_products(PlainSums<kDim>& sums, const std::uint32_t (
   }
 }
 
-// The sums of all teams in those of the first one.
+// Takes a tile of keys into the sums, in fragments of its own: `release` waits for the products of
+// the tile before, which still read theirs. part: which 64 channels are this warpgroup's.
+template <int kDim, class Release>
+__device__ inline void add_tile(PlainSums<kDim>& sums, std::uint32_t (&a)[4][4],
+                                const unsigned char* k_tile, unsigned char* v_tile,
+                                std::uint64_t valid, float scale, int part, int team,
+                                Release&& release) {
+  if (valid != ~std::uint64_t{0}) {
+    clear_rows<kDim, 128 * KeysShape<kDim>::kParts>(v_tile, valid, 2 + team);
+  }
+  key_exponentials(a, k_tile + part * kPanelBytes, scale, valid);
+  release();
+  add_products(sums, a, v_tile);
+}
+
+// The sums of all teams in those of the first one, through shared memory.
 template <int kDim>
-__device__ inline void add_teams(PlainSums<kDim>& sums, typename KeysShape<kDim>::Shared& shared) {
+__device__ inline void add_teams(PlainSums<kDim>& sums,
+                                 typename KeysShape<kDim>::TeamSums& passed) {
   using Shape = KeysShape<kDim>;
   if constexpr (Shape::kTeams > 1) {
     const int team = static_cast<int>(threadIdx.x) / 128, thread = threadIdx.x & 127;
     meet(1, Shape::kConsumers);  // the first team has read those of the piece before
     if (team > 0) {
-      auto& own = shared.sums[team - 1];
+      auto& own = passed[team - 1];
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) own[i][thread] = sums.values[i / 4][i % 4];
       own[kDim / 2][thread] = sums.s[0];
@@ -172,13 +189,29 @@ __device__ inline void add_teams(PlainSums<kDim>& sums, typename KeysShape<kDim>
     meet(1, Shape::kConsumers);
     if (team > 0) return;
     for (int other = 0; other < Shape::kTeams - 1; ++other) {
-      const auto& theirs = shared.sums[other];
+      const auto& theirs = passed[other];
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) sums.values[i / 4][i % 4] += theirs[i][thread];
       sums.s[0] += theirs[kDim / 2][thread];
       sums.s[2] += theirs[kDim / 2 + 1][thread];
     }
   }
+}
+
+// By the first team, which has the sums of a piece: proves or replaces them, and writes them.
+template <int kDim>
+__device__ inline void write_piece(const TiledCall& tiled, const PlainSums<kDim>& sums,
+                                   const KeyPiecePlace& piece, float scale, bool whole) {
+  ChannelSums<kDim> result;
+  if (meet_all(sums.trusted(), 8, 128 * KeysShape<kDim>::kParts)) {
+    sums.take(result);
+  } else {
+    const KeyPiecePlace again = piece;  // a call by reference would keep this one in memory
+    ChannelSums<kDim> careful;
+    careful_sums<kDim>(careful, tiled.call, again, scale);
+    result = careful;
+  }
+  write_key_sums(tiled, result, piece.tile.s, piece.tile.head, piece.slot, 0, whole);
 }
 
 template <int kDim>
@@ -236,18 +269,13 @@ __global__ void __launch_bounds__(KeysShape<kDim>::kThreads, 1)
       settle(sums.values);
       if (elected && leaving >= 0) arrive(shared.ring.empty[leaving]);
     };
-    // One tile into fragments of its own: the products of the tile before still read theirs.
     const auto add = [&](std::uint32_t(&a)[4][4]) {
       wait(shared.ring.full[ring.slot], ring.parity);
       if (row < piece.end) {
         auto& tiles = shared.tiles[ring.slot];
-        const std::uint64_t valid = valid_keys(call.sequences, piece.sequence, row, piece.end);
-        if (valid != ~std::uint64_t{0}) {
-          clear_rows<kDim, 128 * Shape::kParts>(tiles[1], valid, 2 + team);
-        }
-        key_exponentials(a, tiles[0] + part * kPanelBytes, scale, valid);
-        release();
-        add_products(sums, a, tiles[1]);
+        add_tile(sums, a, tiles[0], tiles[1],
+                 valid_keys(call.sequences, piece.sequence, row, piece.end), scale, part, team,
+                 release);
       } else {
         release();
       }
@@ -262,18 +290,8 @@ __global__ void __launch_bounds__(KeysShape<kDim>::kThreads, 1)
       if (round + 1 < rounds) add(a[1]);
     }
     release();
-    add_teams<kDim>(sums, shared);
-    if (team > 0) continue;
-    ChannelSums<kDim> result;
-    if (meet_all(sums.trusted(), 8, 128 * Shape::kParts)) {
-      sums.take(result);
-    } else {
-      const KeyPiecePlace again = piece;  // a call by reference would keep this one in memory
-      ChannelSums<kDim> careful;
-      careful_sums<kDim>(careful, call, again, scale);
-      result = careful;
-    }
-    write_key_sums(tiled, result, piece.tile.s, piece.tile.head, piece.slot, 0, whole);
+    add_teams<kDim>(sums, shared.sums);
+    if (team == 0) write_piece(tiled, sums, piece, scale, whole);
   }
 #endif
 }

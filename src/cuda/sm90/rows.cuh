@@ -9,6 +9,29 @@
 
 namespace lln::cuda::sm90 {
 
+// What rows of one head are multiplied with, in shared memory.
+template <int kDim>
+struct RowOperand {
+  alignas(1024) unsigned char panels[kDim * kDim * 2];  // w C
+  RowExponents<kDim> exponents;
+
+  // By the kThreads threads that compute, after their last product with the operand before.
+  // Returns what was taken out of w (fill_exponents).
+  template <int kThreads>
+  __device__ float fill(const TiledCall& tiled, std::int64_t s, int head_k) {
+    const auto dim = static_cast<int>(tiled.call.dim), dim_v = static_cast<int>(tiled.call.dim_v);
+    const int thread = static_cast<int>(threadIdx.x);
+    meet(1, kThreads);
+    const float taken_out = fill_exponents<Bf16, kDim>(exponents, tiled.state.c_at(s, head_k), dim,
+                                                       thread, kThreads, 1);
+    fill_panels<kDim, kThreads>(panels, tiled.state.values_at(s, head_k), tiled.state.row, dim,
+                                dim_v, thread, [&](int l) { return exponents.w[l]; });
+    show_products();
+    meet(1, kThreads);
+    return taken_out;
+  }
+};
+
 template <int kDim>
 struct RowsShape {
   static constexpr int kGroups = 3;  // warpgroups that compute
@@ -18,8 +41,7 @@ struct RowsShape {
   static_assert(kSlots % kGroups == 0);  // RingPlace
   struct alignas(1024) Shared {
     unsigned char tiles[kSlots][kTileBytes];
-    unsigned char operand[kDim * kDim * 2];
-    RowExponents<kDim> exponents;
+    RowOperand<kDim> operand;
     RingBarriers<kSlots> ring;
   };
 };
@@ -72,6 +94,50 @@ class RowTiles {
   TilePlace place_;
 };
 
+// A tile of q becomes one of o, in its place, and leaves. By the 128 threads of warpgroup `group`.
+template <int kDim, class Leaving>
+__device__ inline void forward_tile(unsigned char* tile, const TilePlace& at,
+                                    const RowOperand<kDim>& operand, float scale, float taken_out,
+                                    const DeviceCall& call, const CUtensorMap& o, int group,
+                                    Leaving& departures) {
+  const auto dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
+  const int first = static_cast<int>(threadIdx.x) % 128 / 32 * 16;
+  const RowExponents<kDim>& exponents = operand.exponents;
+  std::uint32_t e[kDim / 16][4];
+  float sum[4] = {};
+  read_fragments(e, tile, first);
+  exponentials(e, scale);
+  multiply_vector(sum, e, exponents.packed_w);
+  if (!trusted(sum, exponents)) {
+    careful_tile<kDim>(tile, first, 0, kDim / kPanelChannels, at.rows(call.q, at.head),
+                       call.q.token, at.count, dim, exponents, scale, taken_out);
+    read_fragments(e, tile, first);
+    sum[0] = sum[2] = 0;
+    multiply_vector(sum, e, exponents.packed_w);
+  }
+  float acc[kDim / 8][4];
+  begin_products();
+  multiply_words(acc, e, ByColumns<kDim>(operand.panels, 0), false);
+  commit_products();
+  const float inverse[2] = {inverse_of(sum[0]), inverse_of(sum[2])};
+  wait_products<0>();
+  settle(acc);
+#pragma unroll
+  for (int n = 0; n < kDim / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) acc[n][i] *= inverse[i >> 1];
+  }
+  write_results(tile, first, acc);
+  show_products();
+  meet(2 + group, 128);
+  if (whole_rows(at, call.sequences.tokens)) {
+    departures.send(tile, o, at, at.head);
+  } else {
+    store_some_rows<kDim>(tile, at.rows(call.o, at.head), call.o.token, at.count, dim_v);
+    meet(2 + group, 128);
+  }
+}
+
 template <int kDim>
 __global__ void __launch_bounds__(RowsShape<kDim>::kThreads, 1)
     rows_forward(const __grid_constant__ TiledCall tiled, const __grid_constant__ TensorMaps maps,
@@ -100,10 +166,7 @@ __global__ void __launch_bounds__(RowsShape<kDim>::kThreads, 1)
   take_registers<kConsumerRegisters<Shape::kGroups>>();
   wait_for_previous();
   let_next_start();
-  const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
   const int group = static_cast<int>(threadIdx.x) / 128;
-  const int first = static_cast<int>(threadIdx.x) % 128 / 32 * 16;
-  const ByColumns<kDim> operand(shared.operand, 0);
   Departures<kDim, Shape::kSlots> departures(shared.ring);
   std::int64_t s = -1;  // whose operand is in shared memory
   int head = -1;
@@ -115,53 +178,13 @@ __global__ void __launch_bounds__(RowsShape<kDim>::kThreads, 1)
       s = at.s;
       head = at.head;
       scale = scale_at(call.alpha, s, head) * kLog2E;
-      meet(1, Shape::kConsumers);
-      const int thread = static_cast<int>(threadIdx.x);
-      taken_out = fill_exponents<Bf16, kDim>(shared.exponents, tiled.state.c_at(s, at.head_k), dim,
-                                             thread, Shape::kConsumers, 1);
-      fill_panels<kDim, Shape::kConsumers>(shared.operand, tiled.state.values_at(s, at.head_k),
-                                           tiled.state.row, dim, dim_v, thread,
-                                           [&](int l) { return shared.exponents.w[l]; });
-      show_products();
-      meet(1, Shape::kConsumers);
+      taken_out = shared.operand.template fill<Shape::kConsumers>(tiled, s, at.head_k);
     }
     if (before_mine-- > 0) continue;
     before_mine = Shape::kGroups - 1;
-    unsigned char* const tile = shared.tiles[ring.slot];
     wait(shared.ring.full[ring.slot], ring.parity);
-    std::uint32_t e[kDim / 16][4];
-    float sum[4] = {};
-    read_fragments(e, tile, first);
-    exponentials(e, scale);
-    multiply_vector(sum, e, shared.exponents.packed_w);
-    if (!trusted(sum, shared.exponents)) {
-      careful_tile<kDim>(tile, first, 0, kDim / kPanelChannels, at.rows(call.q, head), call.q.token,
-                         at.count, dim, shared.exponents, scale, taken_out);
-      read_fragments(e, tile, first);
-      sum[0] = sum[2] = 0;
-      multiply_vector(sum, e, shared.exponents.packed_w);
-    }
-    float acc[kDim / 8][4];
-    begin_products();
-    multiply_words(acc, e, operand, false);
-    commit_products();
-    const float inverse[2] = {inverse_of(sum[0]), inverse_of(sum[2])};
-    wait_products<0>();
-    settle(acc);
-#pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) acc[n][i] *= inverse[i >> 1];
-    }
-    write_results(tile, first, acc);
-    show_products();
-    meet(2 + group, 128);
-    if (whole_rows(at, call.sequences.tokens)) {
-      departures.send(tile, maps.o, at, head);
-    } else {
-      store_some_rows<kDim>(tile, at.rows(call.o, head), call.o.token, at.count, dim_v);
-      meet(2 + group, 128);
-    }
+    forward_tile(shared.tiles[ring.slot], at, shared.operand, scale, taken_out, call, maps.o, group,
+                 departures);
     departures.leave(ring.slot);
   }
   departures.finish();

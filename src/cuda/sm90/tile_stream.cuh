@@ -58,6 +58,11 @@ struct RingPlace {
       parity ^= 1;
     }
   }
+  __device__ void skip(int tiles) {
+    slot += tiles;
+    parity ^= (slot / kSlots) & 1;
+    slot %= kSlots;
+  }
 };
 
 // Where a tile lies in the tensors.
@@ -146,8 +151,9 @@ __device__ inline void store_some_rows(const unsigned char* tile, Bf16* rows, st
 }
 
 // Results of a warpgroup on their way from the ring to device memory. A slot is free again when the
-// copy engine has read it, which is not waited for before the next results leave.
-template <int kDim, int kSlots>
+// copy engine has read it, which is not waited for before the next results leave. kArrivals: what
+// the ring's barriers expect.
+template <int kDim, int kSlots, int kArrivals = 1>
 class Departures {
  public:
   __device__ explicit Departures(RingBarriers<kSlots>& ring) : ring_(ring) {}
@@ -167,9 +173,16 @@ class Departures {
     stores_commit();
     if (leaving_ >= 0) {
       stores_wait_read<1>();
-      arrive(ring_.empty[leaving_]);
+      arrive<kArrivals>(ring_.empty[leaving_]);
     }
     leaving_ = slot;
+  }
+  // Before the ring is used for something else: the last slot is free too.
+  __device__ void leave_all() {
+    if (!elected() || leaving_ < 0) return;
+    stores_wait_read<0>();
+    arrive<kArrivals>(ring_.empty[leaving_]);
+    leaving_ = -1;
   }
   // At the end: shared memory must outlive the copies.
   __device__ void finish() {
