@@ -19,55 +19,7 @@ struct LaunchShape {
   // The kernel calls wait_for_previous() before it reads what the previous one wrote, and the
   // previous one is a kernel of the same call that called let_next_start() after waiting itself.
   bool overlapping = false;
-  int cluster = 1;  // blocks that run at the same time and reach each other's shared memory
 };
-
-// The attributes of a launch, which must outlive it.
-class LaunchConfig {
- public:
-  explicit LaunchConfig(const LaunchShape& shape) {
-    config_.gridDim = dim3(static_cast<unsigned>(shape.blocks));
-    config_.blockDim = dim3(static_cast<unsigned>(shape.threads));
-    config_.dynamicSmemBytes = static_cast<std::size_t>(shape.shared);
-    config_.stream = shape.stream;
-    config_.attrs = attributes_;
-    int device = 0;
-    check(cudaGetDevice(&device), "cudaGetDevice");
-    if (shape.overlapping && can_overlap(device)) {
-      cudaLaunchAttribute& overlap = attributes_[config_.numAttrs++];
-      overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-      overlap.val.programmaticStreamSerializationAllowed = 1;
-    }
-    if (shape.cluster > 1) {
-      cudaLaunchAttribute& cluster = attributes_[config_.numAttrs++];
-      cluster.id = cudaLaunchAttributeClusterDimension;
-      cluster.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
-    }
-  }
-  LaunchConfig(const LaunchConfig&) = delete;
-  LaunchConfig& operator=(const LaunchConfig&) = delete;
-  const cudaLaunchConfig_t& get() const { return config_; }
-
- private:
-  cudaLaunchAttribute attributes_[2];
-  cudaLaunchConfig_t config_{};
-};
-
-template <class... Parameters>
-void allow_shared(const char* name, void (*kernel)(Parameters...), const LaunchShape& shape) {
-  if (shape.shared <= 48 * 1024) return;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared),
-        name);
-}
-
-// How many clusters of the kernel the current device holds at once.
-template <class... Parameters>
-int resident_clusters(const char* name, void (*kernel)(Parameters...), const LaunchShape& shape) {
-  allow_shared(name, kernel, shape);
-  int clusters = 0;
-  check(cudaOccupancyMaxActiveClusters(&clusters, kernel, &LaunchConfig(shape).get()), name);
-  return clusters;
-}
 
 template <class... Parameters, class... Arguments>
 void launch(const char* name, void (*kernel)(Parameters...), const LaunchShape& shape,
@@ -79,9 +31,23 @@ void launch(const char* name, void (*kernel)(Parameters...), const LaunchShape& 
                                             " blocks, a grid has at most " +
                                             std::to_string(kMostBlocks));
   }
-  allow_shared(name, kernel, shape);
-  const LaunchConfig config(shape);
-  check(cudaLaunchKernelEx(&config.get(), kernel, std::forward<Arguments>(arguments)...), name);
+  if (shape.shared > 48 * 1024) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared),
+          name);
+  }
+  cudaLaunchAttribute overlap;
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(shape.shared);
+  config.stream = shape.stream;
+  config.attrs = &overlap;
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  config.numAttrs = shape.overlapping && can_overlap(device) ? 1 : 0;
+  check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), name);
 }
 
 }  // namespace lln::cuda

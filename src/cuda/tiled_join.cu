@@ -2,7 +2,7 @@
 // on the number of pieces alone.
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/launch.h"
-#include "cuda/tiled_join.cuh"
+#include "cuda/tiled_keys.cuh"
 #include "cuda/tiled_launch.h"
 
 namespace lln::cuda {
@@ -12,6 +12,39 @@ constexpr int kJoinThreads = 256;
 // Many pieces are summed in this many runs, which are then added in order; few in one.
 constexpr int kRuns = 4;
 constexpr int kManyPieces = 32;
+
+// Sums of pieces for four columns of one channel, with their reference exponent.
+struct Joined {
+  float m = kNoExponent, mass = 0;
+  float4 values = {0, 0, 0, 0};
+};
+
+__device__ void scale(Joined& sums, float factor) {
+  sums.mass *= factor;
+  sums.values.x *= factor;
+  sums.values.y *= factor;
+  sums.values.z *= factor;
+  sums.values.w *= factor;
+}
+
+// `values` are averages of the mass where kAverages, sums otherwise. References are equal nearly
+// always (0), and then nothing is rescaled.
+template <bool kAverages>
+__device__ void add(Joined& sums, float m, float mass, const float4& values) {
+  float factor = 1;
+  if (m != sums.m) {
+    const float top = fmaxf(m, sums.m);
+    scale(sums, exp2f(sums.m - top));
+    factor = exp2f(m - top);
+    sums.m = top;
+  }
+  const float weight = kAverages ? mass * factor : factor;
+  sums.mass = fmaf(mass, factor, sums.mass);
+  sums.values.x = fmaf(weight, values.x, sums.values.x);
+  sums.values.y = fmaf(weight, values.y, sums.values.y);
+  sums.values.z = fmaf(weight, values.z, sums.values.z);
+  sums.values.w = fmaf(weight, values.w, sums.values.w);
+}
 
 // A thread takes four columns of one channel of one sequence and key head, and all pieces or, where
 // kSplit, one run of them.
@@ -61,7 +94,7 @@ __device__ Joined join_pieces(const JoinPlace& place, int pieces, int chunks,
   if (!place.inside || place.run != 0) return total;
   for (int run = 1; run < (pieces > kManyPieces ? kRuns : 1); ++run) {
     const Joined other = kSplit ? shared[threadIdx.x + run * chunks] : sum_run(run);
-    add_sums<false>(total, other.m, other.mass, other.values);
+    add<false>(total, other.m, other.mass, other.values);
   }
   return total;
 }
@@ -80,15 +113,25 @@ __global__ void __launch_bounds__(kJoinThreads) join_keys(const __grid_constant_
   const float* const s = tiled.keys.s + first;
   const float* const values = tiled.keys.values + first * call.dim_v + place.column;
   const std::int64_t values_step = step * call.dim_v;
-  const Joined sums = join_pieces<kSplit>(
-      place, static_cast<int>(own.count), static_cast<int>(call.dim_v) / 4,
-      [&](Joined& total, int i) {
-        add_sums<true>(total, m[i * step], s[i * step],
-                       *reinterpret_cast<const float4*>(values + i * values_step));
-      });
+  const Joined sums =
+      join_pieces<kSplit>(place, static_cast<int>(own.count), static_cast<int>(call.dim_v) / 4,
+                          [&](Joined& total, int i) {
+                            add<true>(total, m[i * step], s[i * step],
+                                      *reinterpret_cast<const float4*>(values + i * values_step));
+                          });
   if (!place.inside || place.run != 0) return;
-  write_joined(tiled, sums, place.s, place.head, place.channel, place.column,
-               own.count == 1 ? values : nullptr);
+  // The average of the only piece is that of the sequence, to the last bit.
+  const float inverse = sums.mass == 0 || own.count == 1 ? 0 : 1 / sums.mass;
+  if (place.column == 0) {
+    tiled.state.c_at(place.s, place.head)[place.channel] =
+        sums.mass == 0 ? -INFINITY : (sums.m + log2f(sums.mass)) * kLn2;
+  }
+  float* const to =
+      tiled.state.values_at(place.s, place.head) + place.channel * tiled.state.row + place.column;
+  *reinterpret_cast<float4*>(to) = own.count == 1
+                                       ? *reinterpret_cast<const float4*>(values)
+                                       : float4{sums.values.x * inverse, sums.values.y * inverse,
+                                                sums.values.z * inverse, sums.values.w * inverse};
 }
 
 // dC and t of every sequence and key head: sums over the pieces of all query heads of the group.
@@ -108,7 +151,7 @@ __global__ void __launch_bounds__(kJoinThreads) join_rows(const __grid_constant_
         const std::int64_t slot = (seq.q_first_job + piece) * call.heads + place.head * group +
                                   (static_cast<std::uint32_t>(i) - piece * group);
         const std::int64_t at = slot * call.dim + place.channel;
-        add_sums<false>(
+        add<false>(
             total, 0, tiled.rows.s[at],
             *reinterpret_cast<const float4*>(tiled.rows.values + at * call.dim_v + place.column));
       });

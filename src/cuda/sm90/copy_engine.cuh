@@ -47,43 +47,6 @@ __device__ inline void wait(Barrier& barrier, std::uint32_t parity) {
       : "memory");
 }
 
-// Blocks of a cluster: barriers at the same place in each other's shared memory. What threads wrote
-// to device memory before a barrier that this thread passed is seen by those that wait with
-// wait_cluster().
-__device__ inline std::uint32_t cluster_rank() {
-  std::uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-__device__ inline void arrive_at_block(Barrier& barrier, std::uint32_t rank) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
-      "}\n" ::"r"(shared_address(&barrier)),
-      "r"(rank)
-      : "memory");
-}
-__device__ inline void wait_cluster(Barrier& barrier, std::uint32_t parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n"
-      "}\n" ::"r"(shared_address(&barrier)),
-      "r"(parity)
-      : "memory");
-}
-// All threads of all blocks of the cluster.
-__device__ inline void meet_cluster() {
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;\n" ::
-          : "memory");
-}
-
 // meet() that also says whether `good` holds in all of the threads.
 __device__ inline bool meet_all(bool good, int barrier, int threads) {
   int all;

@@ -5,18 +5,15 @@
 #include "cuda/sm90/sm90.h"
 
 #include <algorithm>
-#include <array>
-#include <atomic>
-#include <bit>
 #include <limits>
 
 #include "cuda/device.h"
 #include "cuda/launch.h"
-#include "cuda/sm90/fused_forward.cuh"
 #include "cuda/sm90/keys.cuh"
 #include "cuda/sm90/keys_backward.cuh"
 #include "cuda/sm90/rows.cuh"
 #include "cuda/sm90/rows_backward.cuh"
+#include "cuda/sm90/short_forward.cuh"
 #include "cuda/sm90/tensor_map.h"
 #include "cuda/tiled.h"
 #include "cuda/tiled_plan.h"
@@ -58,64 +55,12 @@ bool make_maps(TensorMaps& maps, const Problem& p, const DeviceCall& call) {
          make_tensor_map(maps.dk, call.dk, k) && make_tensor_map(maps.dv, call.dv, v);
 }
 
-// How a forward pass in one launch is laid out; clusters is 0 where it is better done in passes of
-// their own. The bits are the same either way.
-struct FusedPlan {
-  int blocks = 1;             // of a cluster
-  std::int64_t clusters = 0;  // at once
-};
-
-constexpr int kMostBlocks = 8;   // of a cluster, anywhere
-constexpr int kMostPieces = 32;  // join_share() sums them in one run, as tiled_join.cu does
-
-template <int kDim>
-LaunchShape fused_shape(const FusedPlan& fused, cudaStream_t stream) {
-  using Shape = FusedShape<kDim>;
-  return {.blocks = fused.clusters * fused.blocks,
-          .threads = Shape::kThreads,
-          .shared = static_cast<int>(sizeof(typename Shape::Shared)),
-          .stream = stream,
-          .cluster = fused.blocks};
-}
-
-// Asked once for each device and size of clusters.
-template <int kDim>
-int fused_clusters(int device, int blocks) {
-  constexpr int kDevices = 64;
-  static std::array<std::array<std::atomic<int>, kMostBlocks + 1>, kDevices> known{};
-  if (device >= kDevices) return 0;
-  std::atomic<int>& clusters = known[device][blocks];
-  if (clusters == 0) {
-    clusters = resident_clusters("fused_forward", fused_forward<kDim>,
-                                 fused_shape<kDim>({blocks, 1}, nullptr));
-  }
-  return clusters;
-}
-
-template <int kDim>
-FusedPlan plan_fused(const Problem& p, const TiledCall& tiled) {
-  const std::int64_t items = p.sequences * p.heads_k;
-  if (p.packed || tiled.key_pieces > kMostPieces) return {};
-  FusedPlan plan;
-  plan.blocks = std::min<int>(static_cast<int>(std::bit_ceil(tiled.key_pieces)), kMostBlocks);
-  const int resident = fused_clusters<kDim>(p.device.index, plan.blocks);
-  if (resident == 0) return {};
-  // Clusters work in rounds; the last one must not leave too much of the device idle, unless
-  // everything is so short that the launches would be most of the time.
-  const std::int64_t rounds = (items + resident - 1) / resident;
-  const bool short_work = tiled.key_pieces == 1 && rounds == 1;
-  if (short_work || 4 * items >= 3 * rounds * resident)
-    plan.clusters = std::min<std::int64_t>(items, resident);
-  return plan;
-}
-
 template <int kDim>
 struct Launches {
   const TiledCall& tiled;
   const TiledPlan& plan;
   const TensorMaps& maps;
   int multiprocessors;
-  FusedPlan fused;
 
   template <class Shape, class... Parameters, class... Arguments>
   void start(const char* name, void (*kernel)(Parameters...), std::int64_t items, bool overlapping,
@@ -132,13 +77,17 @@ struct Launches {
                            static_cast<std::uint32_t>(items), plan.whole);
     if (!plan.whole) launch_join_keys(tiled, plan.stream);
   }
+  // In one launch: where the keys of a sequence are one piece, and there are about as many heads as
+  // multiprocessors. Fewer heads fill the device better in two launches that overlap, and more of
+  // them gain nothing (H200, docs/kernels.md).
+  bool forward_short() const {
+    const std::int64_t heads = tiled.call.sequences.count * tiled.call.heads_k;
+    if (!plan.whole || heads > multiprocessors || 2 * heads < multiprocessors) return false;
+    start<ShortShape<kDim>>("short_forward", short_forward<kDim>, heads, false);
+    return true;
+  }
   void forward() const {
-    if (fused.clusters > 0) {
-      const std::int64_t items = tiled.call.sequences.count * tiled.call.heads_k;
-      launch("fused_forward", fused_forward<kDim>, fused_shape<kDim>(fused, plan.stream), tiled,
-             maps, static_cast<std::uint32_t>(items), static_cast<std::uint32_t>(fused.blocks));
-      return;
-    }
+    if (forward_short()) return;
     state();
     start<RowsShape<kDim>>("rows_forward", rows_forward<kDim>, plan.row_jobs * tiled.call.heads,
                            true, static_cast<std::uint32_t>(plan.row_jobs));
@@ -158,9 +107,7 @@ struct Launches {
 
 template <int kDim>
 void run_width(const Problem& p, const TiledWork& work, const TensorMaps& maps) {
-  const Launches<kDim> launches{
-      work.tiled, work.plan, maps, multiprocessors(p.device.index),
-      p.op == Op::forward ? plan_fused<kDim>(p, work.tiled) : FusedPlan{}};
+  const Launches<kDim> launches{work.tiled, work.plan, maps, multiprocessors(p.device.index)};
   p.op == Op::forward ? launches.forward() : launches.backward();
 }
 

@@ -58,11 +58,7 @@ struct RingPlace {
       parity ^= 1;
     }
   }
-  __device__ void skip(int tiles) {
-    slot += tiles;
-    parity ^= (slot / kSlots) & 1;
-    slot %= kSlots;
-  }
+  __device__ static RingPlace at(int tile) { return {tile % kSlots, (tile / kSlots) & 1U}; }
 };
 
 // Where a tile lies in the tensors.
@@ -176,13 +172,6 @@ class Departures {
       arrive<kArrivals>(ring_.empty[leaving_]);
     }
     leaving_ = slot;
-  }
-  // Before the ring is used for something else: the last slot is free too.
-  __device__ void leave_all() {
-    if (!elected() || leaving_ < 0) return;
-    stores_wait_read<0>();
-    arrive<kArrivals>(ring_.empty[leaving_]);
-    leaving_ = -1;
   }
   // At the end: shared memory must outlive the copies.
   __device__ void finish() {
