@@ -22,7 +22,8 @@ struct DiagBackwardShape {
   static constexpr int kGroups = kParts * kTeams, kTeamThreads = 128 * kParts;
   static constexpr int kConsumers = 128 * kGroups, kThreads = kConsumers + kProducerThreads;
   static constexpr int kTileBytes = kTileRows * kDim * 2;
-  static constexpr int kSlots = 2;  // of each team
+  static constexpr int kSlots = 2;              // of each team
+  static constexpr int kCopyingRegisters = 40;  // of the threads that copy and send
   // A warp copies for each team, another sends its results.
   static_assert(2 * kTeams <= kProducerThreads / 32);
 
@@ -299,7 +300,7 @@ __global__ void __launch_bounds__(DiagBackwardShape<kDim>::kThreads, 1)
   }
   __syncthreads();
   if (threadIdx.x >= Shape::kConsumers) {
-    give_registers<kProducerRegisters>();
+    give_registers<Shape::kCopyingRegisters>();
     if ((threadIdx.x & 31) != 0) return;
     const int warp = static_cast<int>(threadIdx.x - Shape::kConsumers) / 32;
     if (warp < Shape::kTeams) {
@@ -310,7 +311,7 @@ __global__ void __launch_bounds__(DiagBackwardShape<kDim>::kThreads, 1)
     return;
   }
 
-  take_registers<kConsumerRegisters<Shape::kGroups>>();
+  take_registers<kConsumerRegisters<Shape::kGroups, Shape::kCopyingRegisters>>();
   BlockTiles<true> places(tiled, jobs);
   wait_for_previous();
   let_next_start();
@@ -380,6 +381,7 @@ __global__ void __launch_bounds__(DiagBackwardShape<kDim>::kThreads, 1)
         read_fragments(kn, tiles[2], first);
         key_weights(kn, shared.vectors.added, own.beta * kLog2E, own.folded);
         own.start_keys(dk, dv, kn, tiles[3], false);
+        settle(scores);  // their weights are made while the products run
       } else if (member == 0) {
 #pragma unroll
         for (int i = 0; i < 32; ++i) dk[i / 4][i % 4] = dv[i / 4][i % 4] = 0;

@@ -156,6 +156,7 @@ __global__ void __launch_bounds__(DiagRowsShape<kDim>::kThreads, 1)
     begin_products();
     multiply_words(acc, e, operand, false);
     commit_products();
+    settle(scores);  // their weights are made while the product runs
     std::uint32_t p[4][4];
     block_weights(p, scores, diag_scale);
     begin_products();

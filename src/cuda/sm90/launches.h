@@ -21,8 +21,8 @@ void launch_blocks(const char* name, void (*kernel)(Parameters...), std::int64_t
          arguments...);
 }
 
-// (c, C) of all sequences. overlapping: the launch before is a kernel of the same call.
+// (c, C) of all sequences.
 void launch_state(const TiledCall& tiled, const TiledPlan& plan, const TensorMaps& maps,
-                  int multiprocessors, bool overlapping);
+                  int multiprocessors);
 
 }  // namespace lln::cuda::sm90

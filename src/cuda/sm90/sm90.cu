@@ -53,19 +53,19 @@ struct Launches {
                          maps, arguments...);
   }
 
-  void state(bool overlapping) const {
+  void state() const {
     const std::int64_t items = plan.key_jobs * tiled.call.heads_k;
-    start<KeysShape<kDim>>("key_sums", key_sums<kDim>, items, overlapping,
+    start<KeysShape<kDim>>("key_sums", key_sums<kDim>, items, false,
                            static_cast<std::uint32_t>(items), plan.whole);
     if (!plan.whole) launch_join_keys(tiled, plan.stream);
   }
   void forward() const {
-    state(false);
+    state();
     start<RowsShape<kDim>>("rows_forward", rows_forward<kDim>, plan.row_jobs * tiled.call.heads,
                            true, static_cast<std::uint32_t>(plan.row_jobs));
   }
   void backward() const {
-    if (!plan.state_given) state(false);
+    if (!plan.state_given) state();
     const std::int64_t items = plan.row_jobs * tiled.call.heads;
     // The first kernel of a call waits for what came before it in the ordinary way.
     start<RowsBackwardShape<kDim>>("rows_backward", rows_backward<kDim>, items, !plan.state_given,
@@ -98,9 +98,9 @@ void run(const Call& call) {
 }  // namespace
 
 void launch_state(const TiledCall& tiled, const TiledPlan& plan, const TensorMaps& maps,
-                  int multiprocessors, bool overlapping) {
-  plan.width == 64 ? Launches<64>{tiled, plan, maps, multiprocessors}.state(overlapping)
-                   : Launches<128>{tiled, plan, maps, multiprocessors}.state(overlapping);
+                  int multiprocessors) {
+  plan.width == 64 ? Launches<64>{tiled, plan, maps, multiprocessors}.state()
+                   : Launches<128>{tiled, plan, maps, multiprocessors}.state();
 }
 
 }  // namespace sm90
