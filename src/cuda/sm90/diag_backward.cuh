@@ -64,7 +64,7 @@ __device__ inline void block_gradients(std::uint32_t (&p)[4][4], std::uint32_t (
   }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float inverse = inverse_of(quad_sum(mass[half]));
+    const float inverse = quick_inverse(quad_sum(mass[half]));
     delta[half] = quad_sum(delta[half]) * inverse;
     factor[half] = inverse * weight[half];
   }

@@ -171,8 +171,8 @@ __global__ void __launch_bounds__(DiagRowsShape<kDim>::kThreads, 1)
     const float room = exp2f(kHeadroom<Bf16>);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      lln[half] *= inverse_of(sum[2 * half]) * room;
-      diag[half] *= inverse_of(mass[2 * half]);
+      lln[half] *= quick_inverse(sum[2 * half]) * room;
+      diag[half] *= quick_inverse(mass[2 * half]);
     }
     wait_products<0>();
     settle(acc);
