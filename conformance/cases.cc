@@ -257,6 +257,44 @@ void add_model_heads(Table& table) {
   }
 }
 
+// LLN+Diag of such heads: weights of every form, tiles that begin late, several pieces, exponents
+// that a row's own reference must be found for.
+void add_model_blocks(Table& table) {
+  const auto add = [&](const std::string& problem, const Case& form = {}) {
+    table.add(problem, form, false);
+  };
+  for (const int dim : {64, 128}) {
+    for (const WeightForm form :
+         {WeightForm::call, WeightForm::head, WeightForm::channel, WeightForm::token}) {
+      for (const bool two : {false, true}) {
+        add(fmt::format("bf16:cpu:b2h4k{}n130d{}:lln+diag64", two ? 2 : 4, dim),
+            {.weights = form, .two_weights = two});
+      }
+    }
+    add(fmt::format("bf16:cpu:b1h2n90d{}:lln+diag32:packed=3", dim),
+        {.weights = WeightForm::token, .lengths = {20, 0, 70}});
+    for (const InputStyle style : {InputStyle::large_keys, InputStyle::constant_rows}) {
+      add(fmt::format("bf16:cpu:b1h2n130d{}:lln+diag64", dim), {.style = style});
+    }
+    for (const std::int64_t at : {0, 77, 129}) {
+      add(fmt::format("bf16:cpu:b1h2n130d{}:lln+diag64", dim),
+          {.style = InputStyle::spike, .spike_at = at});
+    }
+    for (const KeyPattern keys :
+         {KeyPattern::lengths, KeyPattern::left_padding, KeyPattern::holes}) {
+      add(fmt::format("bf16:cpu:b3h3k1n333d{}:lln+diag64:masked", dim), {.keys = keys});
+    }
+    for (const int block : {1, 8, 32, 48, 128}) {
+      add(fmt::format("bf16:cpu:b1h2n200d{}:lln+diag{}", dim, block));
+    }
+    add(fmt::format("bf16:cpu:b1h2k1n2300d{}:lln+diag64", dim));
+    add(fmt::format("bf16:cpu:b1h1n50d{}:lln+diag100", dim));
+  }
+  for (const char* dims : {"d40v72", "d64v128", "d128v64", "d96v8", "d8v96"}) {
+    add(fmt::format("bf16:cpu:b2h2k1n130{}:lln+diag64", dims));
+  }
+}
+
 void add_decoding(Table& table) {
   for (const char* type : kTypes) {
     for (const char* kind : {"lln", "lln+diag32", "lln+diag16:feature=elu", "lln:feature=relu",
@@ -353,6 +391,7 @@ std::vector<Case> cases() {
   add_decoding(table);
   add_pieces(table);
   add_model_heads(table);
+  add_model_blocks(table);
   return std::move(table.cases);
 }
 

@@ -7,6 +7,7 @@
 
 #include "cuda/decode.h"
 #include "cuda/plain.h"
+#include "cuda/sm90/diag.h"
 #include "cuda/sm90/sm90.h"
 #include "cuda/tiled.h"
 #include "cuda/tiled_causal.h"
@@ -29,6 +30,7 @@ std::vector<Kernel> cuda_forward_kernels() {
   add(list, cuda::tiled_forward_kernels());
   add(list, cuda::tiled_f32_forward_kernels());
   add(list, cuda::tiled_causal_forward_kernels());
+  add(list, cuda::sm90_diag_forward_kernels());
   add(list, cuda::tiled_diag_forward_kernels());
   add(list, cuda::plain_forward_kernels());
   return list;
@@ -39,6 +41,7 @@ std::vector<Kernel> cuda_backward_kernels() {
   add(list, cuda::sm90_backward_kernels());
   add(list, cuda::tiled_backward_kernels());
   add(list, cuda::tiled_causal_backward_kernels());
+  add(list, cuda::sm90_diag_backward_kernels());
   add(list, cuda::tiled_diag_backward_kernels());
   add(list, cuda::plain_backward_kernels());
   return list;

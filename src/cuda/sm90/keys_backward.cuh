@@ -10,6 +10,12 @@
 
 namespace lln::cuda::sm90 {
 
+// Of the channels of a key head, in shared memory.
+template <int kDim>
+struct KeyVectors {
+  float added[kDim], factors[kDim], t_sums[kDim];
+};
+
 template <int kDim>
 struct KeysBackwardShape {
   static constexpr int kGroups = 3;
@@ -20,7 +26,7 @@ struct KeysBackwardShape {
   struct alignas(1024) Shared {
     unsigned char tiles[kSlots][2][kTileBytes];  // k, v
     unsigned char operand[kDim * kDim * 2];      // dC
-    float added[kDim], factors[kDim], t_sums[kDim];
+    KeyVectors<kDim> vectors;
     RingBarriers<kSlots> ring;
   };
 };
@@ -96,31 +102,31 @@ __device__ inline void key_weights(std::uint32_t (&k)[kSteps][4], const float* a
   }
 }
 
-// dC, t and what c folds into them, for one sequence and key head; whether c was folded.
-template <int kDim>
-__device__ inline bool fill_gradients(typename KeysBackwardShape<kDim>::Shared& shared,
+// dC, t and what c folds into them, for one sequence and key head; whether c was folded. By
+// kThreads threads, which meet at barrier 1.
+template <int kDim, int kThreads>
+__device__ inline bool fill_gradients(unsigned char* operand, KeyVectors<kDim>& vectors,
                                       const TiledCall& tiled, const TilePlace& at) {
-  using Shape = KeysBackwardShape<kDim>;
   const int dim = static_cast<int>(tiled.call.dim), dim_v = static_cast<int>(tiled.call.dim_v);
-  const float* const c = tiled.state.c_at(at.s, at.head);
-  const float* const t = tiled.grads.c_at(at.s, at.head);
+  const float* const c = tiled.state.c_at(at.s, at.head_k);
+  const float* const t = tiled.grads.c_at(at.s, at.head_k);
   bool folded = true;
   for (int l = static_cast<int>(threadIdx.x) & 31; l < dim; l += 32) {
     folded = folded && fabsf(c[l] * kLog2E) <= kModerateExponent;
   }
   folded = __all_sync(0xFFFFFFFFU, folded);
-  for (int l = static_cast<int>(threadIdx.x); l < kDim; l += Shape::kConsumers) {
+  for (int l = static_cast<int>(threadIdx.x); l < kDim; l += kThreads) {
     const float x = l < dim ? -c[l] * kLog2E : -INFINITY;
-    shared.added[l] = folded ? 0 : x;
-    shared.factors[l] = l >= dim ? 0 : folded ? exp2f(x) : 1;
-    shared.t_sums[l] = l < dim ? t[l] * shared.factors[l] : 0;
+    vectors.added[l] = folded ? 0 : x;
+    vectors.factors[l] = l >= dim ? 0 : folded ? exp2f(x) : 1;
+    vectors.t_sums[l] = l < dim ? t[l] * vectors.factors[l] : 0;
   }
-  meet(1, Shape::kConsumers);
-  fill_panels<kDim, Shape::kConsumers>(shared.operand, tiled.grads.values_at(at.s, at.head),
-                                       tiled.grads.row, dim, dim_v, static_cast<int>(threadIdx.x),
-                                       [&](int l) { return shared.factors[l]; });
+  meet(1, kThreads);
+  fill_panels<kDim, kThreads>(operand, tiled.grads.values_at(at.s, at.head_k), tiled.grads.row, dim,
+                              dim_v, static_cast<int>(threadIdx.x),
+                              [&](int l) { return vectors.factors[l]; });
   show_products();
-  meet(1, Shape::kConsumers);
+  meet(1, kThreads);
   return folded;
 }
 
@@ -192,7 +198,7 @@ __global__ void __launch_bounds__(KeysBackwardShape<kDim>::kThreads, 1)
       head = at.head;
       beta = scale_at(call.beta, s, head);
       meet(1, Shape::kConsumers);
-      folded = fill_gradients<kDim>(shared, tiled, at);
+      folded = fill_gradients<kDim, Shape::kConsumers>(shared.operand, shared.vectors, tiled, at);
     }
     if (before_mine-- > 0) continue;
     before_mine = Shape::kGroups - 1;
@@ -210,10 +216,10 @@ __global__ void __launch_bounds__(KeysBackwardShape<kDim>::kThreads, 1)
     commit_products();
     std::uint32_t kn[kDim / 16][4];
     read_fragments(kn, k_tile, first);
-    key_weights(kn, shared.added, beta * kLog2E, folded);
+    key_weights(kn, shared.vectors.added, beta * kLog2E, folded);
     wait_products<0>();
     settle(acc);
-    finish_keys<kDim>(acc, kn, shared.t_sums, beta);
+    finish_keys<kDim>(acc, kn, shared.vectors.t_sums, beta);
     if (!all_valid) zero_rows(acc, valid);
     write_results(k_tile, first, acc);
     begin_products();

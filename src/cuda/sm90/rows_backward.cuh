@@ -53,10 +53,8 @@ inline constexpr int kTeamMeets = 6;   // + team
 inline constexpr int kPairMeets = 10;  // + warp of the group: the warps that share rows
 
 // One tile of rows for one warpgroup.
-template <int kDim>
+template <int kDim, class Shape = RowsBackwardShape<kDim>>
 struct RowsBackwardGroup {
-  using Shape = RowsBackwardShape<kDim>;
-
   typename Shape::Shared& shared;
   int part, team, first;  // the 16 rows of this warp
   float alpha = 0, taken_out = 0;

@@ -8,13 +8,12 @@
 #include <limits>
 
 #include "cuda/device.h"
-#include "cuda/launch.h"
 #include "cuda/sm90/keys.cuh"
 #include "cuda/sm90/keys_backward.cuh"
+#include "cuda/sm90/launches.h"
 #include "cuda/sm90/rows.cuh"
 #include "cuda/sm90/rows_backward.cuh"
 #include "cuda/sm90/short_forward.cuh"
-#include "cuda/sm90/tensor_map.h"
 #include "cuda/tiled.h"
 #include "cuda/tiled_plan.h"
 
@@ -41,20 +40,6 @@ std::string refusal(const Problem& p) {
   return "";
 }
 
-bool make_maps(TensorMaps& maps, const Problem& p, const DeviceCall& call) {
-  const TensorShape q{p.batch, p.heads, p.tokens, p.dim}, o{p.batch, p.heads, p.tokens, p.dim_v};
-  const TensorShape k{p.batch, p.heads_k, p.tokens_k, p.dim},
-      v{p.batch, p.heads_k, p.tokens_k, p.dim_v};
-  for (const TensorShape& shape : {q, k}) {
-    if (shape.batch == 0 || shape.heads == 0 || shape.tokens == 0) return false;
-  }
-  bool made = make_tensor_map(maps.q, call.q, q) && make_tensor_map(maps.k, call.k, k) &&
-              make_tensor_map(maps.v, call.v, v);
-  if (p.op == Op::forward) return made && make_tensor_map(maps.o, call.o, o);
-  return made && make_tensor_map(maps.g, call.g, o) && make_tensor_map(maps.dq, call.dq, q) &&
-         make_tensor_map(maps.dk, call.dk, k) && make_tensor_map(maps.dv, call.dv, v);
-}
-
 template <int kDim>
 struct Launches {
   const TiledCall& tiled;
@@ -65,10 +50,8 @@ struct Launches {
   template <class Shape, class... Parameters, class... Arguments>
   void start(const char* name, void (*kernel)(Parameters...), std::int64_t items, bool overlapping,
              const Arguments&... arguments) const {
-    launch(name, kernel,
-           LaunchShape{std::min<std::int64_t>(items, multiprocessors), Shape::kThreads,
-                       static_cast<int>(sizeof(typename Shape::Shared)), plan.stream, overlapping},
-           tiled, maps, arguments...);
+    launch_blocks<Shape>(name, kernel, items, multiprocessors, plan.stream, overlapping, tiled,
+                         maps, arguments...);
   }
 
   void state() const {
@@ -117,12 +100,20 @@ void run(const Call& call) {
   static const Kernel backward = tiled_backward_kernels().front();
   const Kernel& tiled = p.op == Op::forward ? forward : backward;
   TensorMaps maps;
-  if (!tiled_takes(call) || !make_maps(maps, p, make_device_call(call))) return tiled.run(call);
+  if (!tiled_takes(call) || !make_tensor_maps(maps, make_device_call(call), p.batch, p.op))
+    return tiled.run(call);
   const TiledWork work = prepare_tiled(call, kTileLog2);
   work.plan.width == 64 ? run_width<64>(p, work, maps) : run_width<128>(p, work, maps);
 }
 
 }  // namespace
+
+void launch_state(const TiledCall& tiled, const TiledPlan& plan, const TensorMaps& maps,
+                  int multiprocessors) {
+  plan.width == 64 ? Launches<64>{tiled, plan, maps, multiprocessors}.state()
+                   : Launches<128>{tiled, plan, maps, multiprocessors}.state();
+}
+
 }  // namespace sm90
 
 std::vector<Kernel> sm90_forward_kernels() {

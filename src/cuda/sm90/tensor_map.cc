@@ -7,6 +7,10 @@
 namespace lln::cuda::sm90 {
 namespace {
 
+struct TensorShape {
+  std::int64_t batch = 0, heads = 0, tokens = 0, dim = 0;
+};
+
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
 Encode find_encoder() {
@@ -20,8 +24,6 @@ Encode find_encoder() {
   }
   return found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(function) : nullptr;
 }
-
-}  // namespace
 
 bool make_tensor_map(CUtensorMap& map, const Rows& rows, const TensorShape& shape) {
   static const Encode encode = find_encoder();
@@ -43,6 +45,24 @@ bool make_tensor_map(CUtensorMap& map, const Rows& rows, const TensorShape& shap
                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+}  // namespace
+
+bool make_tensor_maps(TensorMaps& maps, const DeviceCall& call, std::int64_t batch, Op op) {
+  const std::int64_t tokens = call.sequences.tokens, tokens_k = call.sequences.tokens_k;
+  if (batch == 0 || call.heads == 0 || call.heads_k == 0 || tokens == 0 || tokens_k == 0) {
+    return false;
+  }
+  const TensorShape q{batch, call.heads, tokens, call.dim},
+      o{batch, call.heads, tokens, call.dim_v};
+  const TensorShape k{batch, call.heads_k, tokens_k, call.dim},
+      v{batch, call.heads_k, tokens_k, call.dim_v};
+  const bool made = make_tensor_map(maps.q, call.q, q) && make_tensor_map(maps.k, call.k, k) &&
+                    make_tensor_map(maps.v, call.v, v);
+  if (op == Op::forward) return made && make_tensor_map(maps.o, call.o, o);
+  return made && make_tensor_map(maps.g, call.g, o) && make_tensor_map(maps.dq, call.dq, q) &&
+         make_tensor_map(maps.dk, call.dk, k) && make_tensor_map(maps.dv, call.dv, v);
 }
 
 }  // namespace lln::cuda::sm90

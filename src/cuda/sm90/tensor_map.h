@@ -8,12 +8,14 @@
 
 namespace lln::cuda::sm90 {
 
-struct TensorShape {
-  std::int64_t batch = 0, heads = 0, tokens = 0, dim = 0;
+// The tensors of a call in boxes of 64 rows x 64 channels, swizzled by 128 bytes.
+struct TensorMaps {
+  CUtensorMap q, k, v, o;
+  CUtensorMap g, dq, dk, dv;
 };
 
-// Boxes of 64 tokens x 64 channels of a bf16 tensor, swizzled by 128 bytes. False where the copy
-// engine cannot take it (a driver without it, strides that it does not know).
-bool make_tensor_map(CUtensorMap& map, const Rows& rows, const TensorShape& shape);
+// Of bf16 tensors. False where the copy engine cannot take one (a driver without it, strides that
+// it does not know, nothing in it).
+bool make_tensor_maps(TensorMaps& maps, const DeviceCall& call, std::int64_t batch, Op op);
 
 }  // namespace lln::cuda::sm90

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cuda/sm90/copy_engine.cuh"
+#include "cuda/sm90/tensor_map.h"
 #include "cuda/tiled_weights.cuh"
 
 namespace lln::cuda::sm90 {
@@ -18,15 +19,9 @@ inline constexpr int kPanelBytes = kTileRows * kPanelRow;
 // need to those that compute. A block has what its threads get at its start, in eights each, and no
 // more.
 inline constexpr int kProducerThreads = 128, kProducerRegisters = 24;
-template <int kGroups>
+template <int kGroups, int kGiven = kProducerRegisters>
 inline constexpr int kConsumerRegisters =
-    (512 / (kGroups + 1) / 8 * 8 * (kGroups + 1) - kProducerRegisters) / kGroups / 8 * 8;
-
-// The tensors of a call as the copy engine sees them, in boxes of 64 rows x 64 channels.
-struct TensorMaps {
-  CUtensorMap q, k, v, o;
-  CUtensorMap g, dq, dk, dv;
-};
+    (512 / (kGroups + 1) / 8 * 8 * (kGroups + 1) - kGiven) / kGroups / 8 * 8;
 
 // The barriers of a ring of tiles.
 template <int kSlots>
