@@ -282,12 +282,12 @@ void add_model_blocks(Table& table) {
     }
     for (const KeyPattern keys :
          {KeyPattern::lengths, KeyPattern::left_padding, KeyPattern::holes}) {
-      add(fmt::format("bf16:cpu:b3h3k1n333d{}:lln+diag64:masked", dim), {.keys = keys});
+      add(fmt::format("bf16:cpu:b3h2k1n140d{}:lln+diag64:masked", dim), {.keys = keys});
     }
     for (const int block : {1, 8, 32, 48, 128}) {
       add(fmt::format("bf16:cpu:b1h2n200d{}:lln+diag{}", dim, block));
     }
-    add(fmt::format("bf16:cpu:b1h2k1n2300d{}:lln+diag64", dim));
+    add(fmt::format("bf16:cpu:b1h1n1100d{}:lln+diag64", dim));
     add(fmt::format("bf16:cpu:b1h1n50d{}:lln+diag100", dim));
   }
   for (const char* dims : {"d40v72", "d64v128", "d128v64", "d96v8", "d8v96"}) {
