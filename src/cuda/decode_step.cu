@@ -16,7 +16,7 @@ namespace {
 constexpr int kManyRows = 4;
 // Blocks that share a multiprocessor: 80 registers a thread, or 128.
 template <int kRows>
-constexpr int kBlocks = kRows == 1 ? 4 : 2;
+constexpr int kBlocks = kRows == 1 ? 3 : 2;
 
 // The sums of the slots that blocks after the first `resident` ones take begin their way to the
 // second-level cache at once: memory has no pause while blocks change.

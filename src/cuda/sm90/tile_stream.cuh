@@ -238,6 +238,7 @@ __device__ __noinline__ void careful_tile(unsigned char* tile, int first, int bl
                                           const RowExponents<kDim>& exponents, float scale,
                                           float taken_out) {
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  __syncwarp();  // what other lanes have read of the tile is written over
   for (int half = 0; half < 2; ++half) {
     const int row = first + g + 8 * half;
     const Bf16* const from = q + min(row, count - 1) * stride;
