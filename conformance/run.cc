@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <optional>
 
 #include "conformance/decode.h"
 #include "conformance/device_data.h"
@@ -92,15 +93,18 @@ void run_on_device(const Case& c, const Inputs& in, TensorSet& outputs, TensorSe
   }
 }
 
+CaseResult skipped(const std::string& kernel, const std::string& why) {
+  CaseResult result;
+  result.kernel = kernel;
+  result.text = why;
+  result.verdict = Verdict::skipped;
+  return result;
+}
+
 CaseResult judge(const Case& c, const Inputs& in, const Truth& truth, TensorSet& saved,
                  const std::string& kernel, Parallel* parallel) {
   CaseResult result;
   result.kernel = kernel;
-  result.text = refusal(c.problem, kernel);
-  if (!result.text.empty()) {
-    result.verdict = Verdict::skipped;
-    return result;
-  }
   TensorSet outputs = make_outputs(c, in, c.problem.dtype);
   try {
     const Exec exec{.parallel = parallel, .kernel = kernel};
@@ -143,12 +147,22 @@ Truth make_truth(const Case& c, Parallel* parallel) {
 
 std::vector<CaseResult> run_case(const Case& c, std::span<const std::string> kernels,
                                  Parallel* parallel) {
-  const Truth truth = make_truth(c, parallel);
-  const Inputs in = make_inputs(c, c.problem.dtype);
-  TensorSet saved = make_saved(c, in, parallel);
   std::vector<CaseResult> results;
+  // The truth costs more than all kernels together: it is made for the first that takes the case.
+  std::optional<Truth> truth;
+  std::optional<Inputs> in;
+  TensorSet saved;
   for (const std::string& kernel : kernels) {
-    results.push_back(judge(c, in, truth, saved, kernel, parallel));
+    if (const std::string why = refusal(c.problem, kernel); !why.empty()) {
+      results.push_back(skipped(kernel, why));
+      continue;
+    }
+    if (!truth) {
+      truth.emplace(make_truth(c, parallel));
+      in.emplace(make_inputs(c, c.problem.dtype));
+      saved = make_saved(c, *in, parallel);
+    }
+    results.push_back(judge(c, *in, *truth, saved, kernel, parallel));
   }
   return results;
 }
