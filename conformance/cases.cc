@@ -252,8 +252,8 @@ void add_model_heads(Table& table) {
     }
     add(fmt::format("bf16:cpu:b1h2k1n1100d{}:lln", dim));
     // About as many key heads as a large device has multiprocessors.
-    add(fmt::format("bf16:cpu:b6h24k12n150m70d{}:lln", dim));
-    add(fmt::format("bf16:cpu:b6h12n100d{}:lln:masked", dim), {.keys = KeyPattern::holes});
+    add(fmt::format("bf16:cpu:b6h12n40m70d{}:lln", dim));
+    add(fmt::format("bf16:cpu:b6h24k12n20d{}:lln:masked", dim), {.keys = KeyPattern::holes});
   }
   for (const char* dims : {"d40v72", "d64v128", "d128v64", "d96v8", "d100v64"}) {
     add(fmt::format("bf16:cpu:b2h2k1n130{}:lln", dims));
