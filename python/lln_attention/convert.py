@@ -1,0 +1,339 @@
+"""A pretrained model with LLN attention in place of softmax: swap, calibrate, recover.
+
+`convert` gives the attention layers of a model of transformers LLN or LLN+Diag attention, freezes
+alpha and beta at what a calibration on the texts finds, and then trains the model for a few minutes
+to have the hidden states that it had with softmax attention. The texts need no labels. A folder
+keeps checkpoints, so that a conversion that was interrupted goes on where it was, and the report.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from . import hf
+from .calibration import calibrate
+from .conversion_report import ConversionReport, Stage
+from .text_batches import Batch, TextBatches
+
+MODES = ("none", "paper", "per_head", "exact", "entropy")
+_CALIBRATION_TEXTS = 512  # some thousand tokens: moments of a head are then known to a percent
+_WARMUP = 20  # steps until the learning rate is reached
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a recovery is, after a step.
+
+    Attributes:
+        step: Steps that are done, from 1.
+        steps: All of them.
+        hidden_loss: Squared error of the hidden states over their variance, mean over layers.
+        embedding_loss: 1 - cosine of the texts' embeddings with the teacher's, mean over texts.
+        seconds: Spent on the steps so far, earlier runs included.
+    """
+
+    step: int
+    steps: int
+    hidden_loss: float
+    embedding_loss: float
+    seconds: float
+
+
+def convert(
+    model: nn.Module,
+    texts: Sequence[str],
+    *,
+    tokenizer: Any,
+    implementation: str = "lln_diag",
+    diag_block: int = 16,
+    mix: float = 0.5,
+    mode: str = "entropy",
+    steps: int = 300,
+    batch_size: int = 64,
+    learning_rate: float = 1e-4,
+    max_tokens: int = 128,
+    held_out: int = 256,
+    seed: int = 0,
+    folder: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 50,
+    evaluations: Mapping[str, Callable[[nn.Module], float]] | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> ConversionReport:
+    """Replaces softmax attention in a pretrained model by LLN attention, in place.
+
+    The recovery trains all weights but the input embedding, by AdamW, on the squared error of every
+    layer's hidden states and the cosine of the texts' embeddings (mean over tokens), both against
+    the model as it came. There is no dropout. The same arguments on the same machine give the same
+    weights, bit for bit, also when the conversion was interrupted.
+
+    Args:
+        model: A model of transformers with softmax attention, as for `hf.register`.
+        texts: Without labels, of the kind and length that the model is for.
+        tokenizer: Of the model.
+        implementation: "lln_diag" or "lln".
+        diag_block: Tokens of a block of LLN+Diag.
+        mix: Share of LLN in LLN+Diag.
+        mode: How alpha and beta are calibrated: paper, per_head, exact, entropy, or none.
+        steps: Of the recovery; 0 to swap and calibrate alone.
+        batch_size: Texts of a step.
+        learning_rate: Highest one; rises over the first 20 steps and then falls to 0 by a line.
+        max_tokens: Longer texts are cut.
+        held_out: Texts, drawn by `seed`, that are only used to compare with the teacher.
+        seed: Of the order of the texts.
+        folder: For checkpoints and report; made where it is missing. Without one there are none.
+        checkpoint_every: Steps between checkpoints.
+        evaluations: More to put into the report: functions of the model, by name, called with
+            softmax attention, after the swap and after the recovery.
+        progress: Called after every step.
+
+    Returns:
+        The report, also in the folder as report.json and report.md.
+
+    Raises:
+        ValueError: An argument is out of range; there are too few texts; or the checkpoint of the
+            folder is of another conversion.
+
+    Example:
+        >>> from transformers import BertModel, AutoTokenizer
+        >>> from lln_attention.convert import convert
+        >>> def shorten(folder, texts):
+        ...     model = BertModel.from_pretrained(folder)
+        ...     tokenizer = AutoTokenizer.from_pretrained(folder)
+        ...     report = convert(model, texts, tokenizer=tokenizer, folder="conversion")
+        ...     print(report.to_markdown())
+        ...     model.save_pretrained("converted")
+    """
+    options = {
+        "implementation": implementation,
+        "diag_block": diag_block,
+        "mix": mix,
+        "mode": mode,
+        "steps": steps,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "max_tokens": max_tokens,
+        "held_out": held_out,
+        "seed": seed,
+    }
+    _validate(options, len(texts), checkpoint_every)
+    device = next(model.parameters()).device
+    batches = TextBatches(tokenizer, texts, max_tokens, batch_size, held_out, seed, device)
+    model.eval()
+    teacher = copy.deepcopy(model).requires_grad_(False)
+    checkpoint = _Checkpoint(folder, _fingerprint(options, batches, teacher))
+    calibration = _swap(model, batches, options)
+    scores = evaluations or {}
+
+    def stage(name: str, student: nn.Module) -> Stage:
+        found = {label: float(score(student)) for label, score in scores.items()}
+        return _compare(name, student, teacher, batches.held_out(), found)
+
+    state = checkpoint.load()
+    if state is None:
+        stages = [stage("softmax", teacher), stage("swapped", model)]
+        state = _State(0, [], 0.0, [asdict(each) for each in stages], {}, {})
+    if steps > 0:
+        _recover(model, teacher, batches, state, checkpoint, checkpoint_every, options, progress)
+    stages = [Stage(**each) for each in state.stages]
+    if steps > 0:
+        stages.append(stage("recovered", model))
+    report = ConversionReport(
+        options, calibration, batches.summary(), stages, state.losses, state.seconds
+    )
+    if folder is not None:
+        report.save(folder)
+    return report
+
+
+def _validate(options: dict[str, Any], texts: int, checkpoint_every: int) -> None:
+    faults = []
+    for name, known in (("mode", MODES), ("implementation", ("lln", "lln_diag"))):
+        if options[name] not in known:
+            faults.append(f"{name} is {options[name]!r}: expected one of {', '.join(known)}")
+    for name, least in (("steps", 0), ("batch_size", 1), ("max_tokens", 1), ("held_out", 1)):
+        if options[name] < least:
+            faults.append(f"{name} is {options[name]}: expected {least} or more")
+    if checkpoint_every < 1:
+        faults.append(f"checkpoint_every is {checkpoint_every}: expected 1 or more")
+    if not options["learning_rate"] > 0:
+        faults.append(f"learning_rate is {options['learning_rate']}: expected a positive number")
+    needed = options["held_out"] + options["batch_size"]
+    if texts < needed:
+        faults.append(
+            f"{texts} texts: expected at least held_out + batch_size = {needed}; give more texts, "
+            "or smaller numbers"
+        )
+    if faults:
+        raise ValueError("; ".join(faults))
+
+
+def _swap(model: nn.Module, batches: TextBatches, options: dict[str, Any]) -> dict[str, Any] | None:
+    """Gives the model LLN attention with calibrated scales; the calibration as a dictionary."""
+    hf.register()
+    settings: dict[str, Any] = {"diag_block": options["diag_block"], "mix": options["mix"]}
+    found = None
+    if options["mode"] == "none":
+        hf.configure(model, matching="none", **settings)
+    else:
+        found = calibrate(model, batches.first(_CALIBRATION_TEXTS), mode=options["mode"])
+        hf.configure(model, matching="auto", calibration=found, **settings)
+    model.set_attn_implementation(options["implementation"])  # type: ignore[operator]
+    return None if found is None else found.to_dict()
+
+
+@dataclass
+class _State:
+    """All that a recovery needs to go on."""
+
+    step: int
+    losses: list[tuple[float, float]]
+    seconds: float
+    stages: list[dict[str, Any]]
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+
+
+class _Checkpoint:
+    """The file with a recovery's state; nothing where there is no folder."""
+
+    def __init__(self, folder: str | os.PathLike[str] | None, fingerprint: dict[str, Any]) -> None:
+        self.path = None if folder is None else Path(folder) / "checkpoint.pt"
+        self.fingerprint = fingerprint
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+
+    def load(self) -> _State | None:
+        """What was saved, where it is of this conversion; None where nothing was."""
+        if self.path is None or not self.path.exists():
+            return None
+        saved = torch.load(self.path, map_location="cpu", weights_only=True)
+        theirs = saved.pop("fingerprint")
+        changed = [name for name, x in self.fingerprint.items() if theirs.get(name) != x]
+        if changed:
+            raise ValueError(
+                f"{self.path} is of another conversion, which differs in {', '.join(changed)}: "
+                "use another folder, or remove the file"
+            )
+        return _State(**saved)
+
+    def save(self, state: _State) -> None:
+        """Complete or not at all."""
+        if self.path is None:
+            return
+        part = self.path.with_suffix(".part")
+        torch.save({"fingerprint": self.fingerprint, **vars(state)}, part)
+        os.replace(part, self.path)
+
+
+def _fingerprint(
+    options: dict[str, Any], batches: TextBatches, teacher: nn.Module
+) -> dict[str, Any]:
+    weights = hashlib.sha256()
+    for name, x in teacher.state_dict().items():
+        weights.update(name.encode())
+        weights.update(x.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes())
+    return options | {"texts": batches.digest(), "weights": weights.hexdigest()}
+
+
+def _recover(
+    model: nn.Module,
+    teacher: nn.Module,
+    batches: TextBatches,
+    state: _State,
+    checkpoint: _Checkpoint,
+    checkpoint_every: int,
+    options: dict[str, Any],
+    progress: Callable[[Progress], None] | None,
+) -> None:
+    """Trains the model to have the teacher's hidden states, from where `state` is to the end."""
+    embedding = model.get_input_embeddings()  # type: ignore[operator]
+    frozen = {id(x) for x in embedding.parameters()}
+    weights = [x for x in model.parameters() if id(x) not in frozen and x.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=options["learning_rate"], weight_decay=0.0)
+    if state.step > 0:
+        model.load_state_dict(state.model)
+        optimizer.load_state_dict(state.optimizer)
+    for step in range(state.step, options["steps"]):
+        start = time.monotonic()
+        rate = min(1.0, (step + 1) / _WARMUP) * (1 - step / options["steps"])
+        for group in optimizer.param_groups:
+            group["lr"] = options["learning_rate"] * rate
+        hidden, cosine = _losses(model, teacher, batches.of_step(step))
+        gradients = torch.autograd.grad(hidden + cosine, weights, allow_unused=True)
+        for x, gradient in zip(weights, gradients, strict=True):
+            x.grad = gradient
+        nn.utils.clip_grad_norm_(weights, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        state.step = step + 1
+        state.losses.append((hidden.item(), cosine.item()))
+        state.seconds += time.monotonic() - start
+        if state.step % checkpoint_every == 0 or state.step == options["steps"]:
+            state.model, state.optimizer = model.state_dict(), optimizer.state_dict()
+            checkpoint.save(state)
+        if progress is not None:
+            progress(Progress(state.step, options["steps"], *state.losses[-1], state.seconds))
+
+
+def _losses(student: nn.Module, teacher: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Of the hidden states and of the texts' embeddings."""
+    with torch.no_grad():
+        targets = _hidden_states(teacher, batch)
+    found = _hidden_states(student, batch)
+    counts = batch["attention_mask"].bool()
+    errors = [
+        functional.mse_loss(x[counts], y[counts]) / y[counts].var()
+        for x, y in zip(found[1:], targets[1:], strict=True)
+    ]
+    cosine = functional.cosine_similarity(_embedding(found, counts), _embedding(targets, counts))
+    return torch.stack(errors).mean(), 1 - cosine.mean()
+
+
+@torch.no_grad()
+def _compare(
+    name: str,
+    student: nn.Module,
+    teacher: nn.Module,
+    batches: Iterable[Batch],
+    scores: dict[str, float],
+) -> Stage:
+    """The stage of a student, from texts that it was not trained on."""
+    squares: Tensor | float = 0.0
+    norms: Tensor | float = 0.0
+    cosines = []
+    for batch in batches:
+        found, targets = _hidden_states(student, batch), _hidden_states(teacher, batch)
+        counts = batch["attention_mask"].bool()
+        pairs = [(x[counts].double(), y[counts].double()) for x, y in zip(found, targets)]
+        squares = squares + torch.stack([(x - y).square().sum() for x, y in pairs])
+        norms = norms + torch.stack([y.square().sum() for _, y in pairs])
+        cosines.append(
+            functional.cosine_similarity(_embedding(found, counts), _embedding(targets, counts))
+        )
+    errors = torch.as_tensor(squares / norms).sqrt().tolist()
+    cosine = torch.cat(cosines)
+    return Stage(name, errors, cosine.mean().item(), cosine.min().item(), scores)
+
+
+def _hidden_states(model: nn.Module, batch: Batch) -> tuple[Tensor, ...]:
+    """Embeddings and the output of each layer, [batch, tokens, channels] each."""
+    states: tuple[Tensor, ...] = model(**batch, output_hidden_states=True).hidden_states
+    return states
+
+
+def _embedding(states: tuple[Tensor, ...], counts: Tensor) -> Tensor:
+    """Of each text: the mean of the last layer over its tokens."""
+    weights = counts[..., None].to(states[-1].dtype)
+    return (states[-1] * weights).sum(1) / weights.sum(1)
