@@ -1,0 +1,13 @@
+"""Linear Log-Normal attention for PyTorch.
+
+>>> import torch, lln_attention
+>>> q = k = v = torch.randn(1, 8, 256, 64)
+>>> lln_attention.attention(q, k, v, diag_block=64).shape
+torch.Size([1, 8, 256, 64])
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from .functional import attention
+
+__all__ = ["attention"]
+__version__ = "0.1.0"
