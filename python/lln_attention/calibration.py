@@ -1,0 +1,139 @@
+"""`calibrate`: runs a model on data, pools the moments of q and k of every attention layer, and
+finds the alpha and beta with which LLN attention concentrates as softmax does on these data."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .calibration_file import MODES, CalibratedLayer, Calibration
+
+
+def calibrate(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    mode: str = "entropy",
+    progress: Callable[[int, int | None], None] | None = None,
+) -> Calibration:
+    """alpha and beta of every attention layer and head, from data that the model is run on.
+
+    The model runs in evaluation mode, without gradients and, where it is one of transformers, with
+    softmax attention; nothing of it changes. Padding does not count. Moments of a key head are
+    taken over all sequences together, as `lln calibrate` does.
+
+    Args:
+        model: A model of transformers, modules of `lln_attention.nn`, or modules that hold such.
+        batches: What the model is called with: mappings become keyword arguments, tuples and lists
+            positional ones. Tensors are moved to the device of the model.
+        mode: paper, per_head, exact or entropy.
+        progress: Called after each batch with the number of batches so far and of all of them,
+            None where `batches` has no length.
+
+    Returns:
+        The scales; `apply` puts them into a model, `save` into a file.
+
+    Raises:
+        ValueError: The mode is none of these, or no attention layer saw a token.
+    """
+    if mode not in MODES:
+        raise ValueError(f"mode is {mode!r}: expected one of {', '.join(MODES)}")
+    pools: dict[str, _Pool] = {}
+
+    def take(seen: Observation) -> None:
+        pools.setdefault(seen.name, _Pool.like(seen)).take(seen)
+
+    total = len(batches) if isinstance(batches, Sized) else None
+    device = next((x.device for x in model.parameters()), torch.device("cpu"))
+    with _evaluating(model), observe(model, take):
+        for done, batch in enumerate(batches, start=1):
+            _run(model, batch, device)
+            if progress is not None:
+                progress(done, total)
+    if not pools:
+        raise ValueError(
+            f"no attention layer of {type(model).__name__} was seen: expected batches, and a model "
+            "of transformers or modules of lln_attention.nn"
+        )
+    return Calibration(mode, tuple(pool.layer(name, mode) for name, pool in pools.items()))
+
+
+class _Pool:
+    """Moments of one layer over all sequences so far: count, mean and squared deviations."""
+
+    def __init__(self, heads: int, heads_k: int, dim: int) -> None:
+        self.heads, self.dim, self.sequences = heads, dim, 0
+        self.q = torch.zeros(heads_k, 3, dtype=torch.float64)
+        self.k = torch.zeros(heads_k, 3, dtype=torch.float64)
+
+    @staticmethod
+    def like(seen: Observation) -> _Pool:
+        return _Pool(seen.q.shape[1], seen.k.shape[1], seen.q.shape[3])
+
+    def take(self, seen: Observation) -> None:
+        """Adds the sequences of one call."""
+        of_k = head_moments(seen.k, mask=seen.key_mask).cpu()  # [batch, key heads, 3]
+        same_tokens = seen.q.shape[2] == seen.k.shape[2]
+        of_q = head_moments(seen.q, mask=seen.key_mask if same_tokens else None).cpu()
+        heads_k = of_k.shape[1]
+        self.k = _merged(torch.cat([self.k[None], of_k]))
+        # Query heads that share a key head are one set of numbers.
+        self.q = _merged(torch.cat([self.q[None], *of_q.unflatten(1, (heads_k, -1)).unbind(2)]))
+        self.sequences += int((of_k[:, 0, 0] > 0).sum())
+
+    def layer(self, name: str, mode: str) -> CalibratedLayer:
+        """alpha and beta from all that was taken."""
+        if self.sequences == 0:
+            raise ValueError(f"layer {name!r}: no token of any batch counts")
+        alpha, beta, clamped = scales_of_moments(
+            self.q, self.k, heads=self.heads, dim=self.dim, sequences=self.sequences, mode=mode
+        )
+        if clamped:
+            warnings.warn(
+                f"layer {name!r}: a limit of mode {mode} was applied to {clamped} of "
+                f"{len(self.k)} key heads (docs/matching.md, Limits)",
+                stacklevel=3,
+            )
+        tokens = float(self.k[0, 0]) / (self.dim * self.sequences)
+        return CalibratedLayer(name, self.dim, tokens, tuple(alpha), tuple(beta))
+
+
+def _merged(sets: Tensor) -> Tensor:
+    """Moments of the union of disjoint sets: [sets, heads, 3] to [heads, 3]."""
+    count, mean, m2 = sets.unbind(-1)
+    total = count.sum(0)
+    middle = (count * mean).sum(0) / total.clamp(min=1)
+    spread = m2.sum(0) + (count * (mean - middle).square()).sum(0)
+    return torch.stack([total, middle, spread], dim=-1)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients, with softmax where the model can; then as before."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad(), softmax_instead(model):
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _run(model: nn.Module, batch: Any, device: torch.device) -> None:
+    def moved(x: Any) -> Any:
+        return x.to(device) if isinstance(x, Tensor) else x
+
+    if isinstance(batch, Mapping):
+        model(**{name: moved(x) for name, x in batch.items()})
+    elif isinstance(batch, (tuple, list)):
+        model(*(moved(x) for x in batch))
+    else:
+        model(moved(batch))
