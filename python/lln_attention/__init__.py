@@ -7,7 +7,8 @@ torch.Size([1, 8, 256, 64])
 """
 
 # SPDX-License-Identifier: Apache-2.0
+from .calibration import CalibratedLayer, Calibration, calibrate
 from .functional import attention
 
-__all__ = ["attention"]
+__all__ = ["CalibratedLayer", "Calibration", "attention", "calibrate"]
 __version__ = "0.1.0"

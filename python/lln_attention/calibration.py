@@ -4,7 +4,6 @@ finds the alpha and beta with which LLN attention concentrates as softmax does o
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import ExitStack, contextmanager
@@ -14,6 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from .calibration_file import MODES, CalibratedLayer, Calibration
+from .observation import Observation, holds_transformers
+
+__all__ = ["CalibratedLayer", "Calibration", "calibrate"]
 
 
 def calibrate(
@@ -52,7 +54,7 @@ def calibrate(
 
     total = len(batches) if isinstance(batches, Sized) else None
     device = next((x.device for x in model.parameters()), torch.device("cpu"))
-    with _evaluating(model), observe(model, take):
+    with _evaluating(model), _observing(model, take):
         for done, batch in enumerate(batches, start=1):
             _run(model, batch, device)
             if progress is not None:
@@ -79,9 +81,8 @@ class _Pool:
 
     def take(self, seen: Observation) -> None:
         """Adds the sequences of one call."""
-        of_k = head_moments(seen.k, mask=seen.key_mask).cpu()  # [batch, key heads, 3]
-        same_tokens = seen.q.shape[2] == seen.k.shape[2]
-        of_q = head_moments(seen.q, mask=seen.key_mask if same_tokens else None).cpu()
+        of_k = _head_moments(seen.k, seen.key_mask)  # [batch, key heads, 3]
+        of_q = _head_moments(seen.q, seen.key_mask)
         heads_k = of_k.shape[1]
         self.k = _merged(torch.cat([self.k[None], of_k]))
         # Query heads that share a key head are one set of numbers.
@@ -92,17 +93,27 @@ class _Pool:
         """alpha and beta from all that was taken."""
         if self.sequences == 0:
             raise ValueError(f"layer {name!r}: no token of any batch counts")
-        alpha, beta, clamped = scales_of_moments(
-            self.q, self.k, heads=self.heads, dim=self.dim, sequences=self.sequences, mode=mode
+        alpha, beta, clamped = torch.ops.lln.calibrate(
+            self.q, self.k, self.heads, self.dim, self.sequences, mode
         )
         if clamped:
             warnings.warn(
                 f"layer {name!r}: a limit of mode {mode} was applied to {clamped} of "
-                f"{len(self.k)} key heads (docs/matching.md, Limits)",
-                stacklevel=3,
+                f"{len(self.k)} key heads: its q and k vary less or more than the mode's tables hold",
+                stacklevel=4,
             )
         tokens = float(self.k[0, 0]) / (self.dim * self.sequences)
-        return CalibratedLayer(name, self.dim, tokens, tuple(alpha), tuple(beta))
+        return CalibratedLayer(name, self.dim, tokens, tuple(alpha.tolist()), tuple(beta.tolist()))
+
+
+def _head_moments(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Moments of every (sequence, head) over the channels of the tokens that count."""
+    x = x.double()
+    weight = torch.ones_like(x[:, :1]) if mask is None else mask[:, None, :, None].expand_as(x[:, :1]).double()
+    count = weight.sum((2, 3)).expand(x.shape[:2])
+    mean = (x * weight).sum((2, 3)) / count.clamp(min=1)
+    m2 = ((x - mean[..., None, None]).square() * weight).sum((2, 3))
+    return torch.stack([count, mean, m2], dim=-1).cpu()
 
 
 def _merged(sets: Tensor) -> Tensor:
@@ -115,12 +126,23 @@ def _merged(sets: Tensor) -> Tensor:
 
 
 @contextmanager
+def _observing(model: nn.Module, take: Callable[[Observation], None]) -> Iterator[None]:
+    with ExitStack() as stack:
+        if holds_transformers(model):
+            from .hf.observe import observe, softmax_instead
+
+            stack.enter_context(softmax_instead(model))
+            stack.enter_context(observe(model, take))
+        yield
+
+
+@contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients, with softmax where the model can; then as before."""
+    """Evaluation mode without gradients; then as before."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        with torch.no_grad(), softmax_instead(model):
+        with torch.no_grad():
             yield
     finally:
         for module in training:

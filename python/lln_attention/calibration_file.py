@@ -12,13 +12,14 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+
+from .observation import holds_transformers
 
 MODES = ("paper", "per_head", "exact", "entropy")
 _FORMAT, _VERSION = "lln-calibration", 1
@@ -97,9 +98,10 @@ class Calibration:
         Raises:
             ValueError: A layer of the calibration is not in the model.
         """
-        hf = sys.modules.get("lln_attention.hf.settings")
-        if hf is not None and hf.configs_of(model):
-            hf.configure(model, calibration=self)
+        if holds_transformers(model):
+            from .hf.settings import configure
+
+            configure(model, calibration=self)
         else:
             self.place(model)
 

@@ -4,6 +4,7 @@ instruments, which see it through different kinds of models."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -28,3 +29,11 @@ class Observation:
     k: Tensor
     key_mask: Tensor | None
     causal: bool
+
+
+def holds_transformers(model: nn.Module) -> bool:
+    """Whether some module is a model of transformers, which need not be installed."""
+    transformers = sys.modules.get("transformers")
+    return transformers is not None and any(
+        isinstance(module, transformers.PreTrainedModel) for module in model.modules()
+    )

@@ -19,4 +19,9 @@ STABLE_TORCH_LIBRARY(lln, m) {
       "Tensor? cu_seqlens, Tensor? cu_seqlens_k, Tensor key_lse, Tensor channel_values, str kind, "
       "bool causal, float fixed_mix, str feature, bool scales_wanted, bool weights_wanted) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  // Moments f64 [key heads, 3]: count, mean, squared deviations -> alpha [heads], beta [key heads],
+  // and how many key heads a limit was applied to.
+  m.def(
+      "calibrate(Tensor q_moments, Tensor k_moments, int heads, int dim, int sequences, str mode) "
+      "-> (Tensor, Tensor, int)");
 }

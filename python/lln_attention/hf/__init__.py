@@ -29,9 +29,10 @@ if int(_transformers.__version__.split(".")[0]) < 5:
         "pip install --upgrade transformers"
     )
 
+from ..observation import Observation
 from .cache import LLNCache
 from .observe import observe
 from .registry import register
 from .settings import Settings, configure
 
-__all__ = ["LLNCache", "Settings", "configure", "observe", "register"]
+__all__ = ["LLNCache", "Observation", "Settings", "configure", "observe", "register"]

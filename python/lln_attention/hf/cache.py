@@ -8,13 +8,14 @@ the new keys alone, as a `NewKeys` that knows the layer, and the function asks i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from ..decode import DecodeState
+if TYPE_CHECKING:
+    from ..decode import DecodeState
 
 
 class LLNCache(Cache):

@@ -55,7 +55,7 @@ def key_padding_mask(
         raise NotImplementedError(
             f"LLN attention got {kv_offset + kv_length} keys for {q_offset + q_length} tokens: "
             "static caches and prefixes are not supported; for generation in constant memory pass "
-            "past_key_values=lln_attention.hf.LLNCache(model)"
+            "past_key_values=lln_attention.hf.LLNCache()"
         )
     if attention_mask is None:
         return None
