@@ -244,7 +244,7 @@ def _fingerprint(
     for name, x in teacher.state_dict().items():
         weights.update(name.encode())
         weights.update(x.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes())
-    return options | {"texts": batches.digest(), "weights": weights.hexdigest()}
+    return options | {"texts": batches.digest, "weights": weights.hexdigest()}
 
 
 def _recover(

@@ -30,6 +30,9 @@ class TextBatches:
         held_out: Texts that are kept from training.
         seed: Draws the texts that are held out, and the order of the others.
         device: Of the batches.
+
+    Attributes:
+        digest: Tells other texts from these.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class TextBatches:
         device: torch.device,
     ) -> None:
         ids = tokenizer(list(texts), truncation=True, max_length=max_tokens)["input_ids"]
+        self.digest = hashlib.sha256(json.dumps(ids).encode()).hexdigest()
         order = _shuffled(len(ids), seed)
         self._held_out = [ids[i] for i in order[:held_out]]
         self._ids = [ids[i] for i in order[held_out:]]
@@ -75,10 +79,6 @@ class TextBatches:
             "texts_held_out": len(self._held_out),
             "mean_tokens": round(tokens, 2),
         }
-
-    def digest(self) -> str:
-        """Tells other texts from these."""
-        return hashlib.sha256(json.dumps([self._held_out, self._ids]).encode()).hexdigest()
 
     def _ordered(self, number: int) -> list[list[int]]:
         """Batches of indices for one pass over the texts."""
