@@ -42,7 +42,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="for checkpoints, report and model")
     parser.add_argument("--implementation", choices=("lln_diag", "lln"), default="lln_diag")
     parser.add_argument("--diag-block", type=int, default=16)
-    parser.add_argument("--mix", type=float, default=0.5)
+    parser.add_argument(
+        "--mix", type=lambda x: None if x == "fit" else float(x), default=0.5, help="or fit"
+    )
     parser.add_argument("--mode", choices=MODES, default="entropy")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--learning-rate", type=float, default=1e-4)

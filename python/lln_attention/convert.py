@@ -29,6 +29,8 @@ from .text_batches import Batch, TextBatches
 
 MODES = ("none", "paper", "per_head", "exact", "entropy")
 _CALIBRATION_TEXTS = 512  # some thousand tokens: moments of a head are then known to a percent
+_MIX_TEXTS = 128
+_MIXES = tuple(i / 10 for i in range(1, 10))
 _WARMUP = 20  # steps until the learning rate is reached
 
 
@@ -58,7 +60,7 @@ def convert(
     tokenizer: Any,
     implementation: str = "lln_diag",
     diag_block: int = 16,
-    mix: float = 0.5,
+    mix: float | None = 0.5,
     mode: str = "entropy",
     steps: int = 300,
     batch_size: int = 64,
@@ -84,7 +86,9 @@ def convert(
         tokenizer: Of the model.
         implementation: "lln_diag" or "lln".
         diag_block: Tokens of a block of LLN+Diag.
-        mix: Share of LLN in LLN+Diag.
+        mix: Share of LLN in LLN+Diag. None takes the tenth from 0.1 to 0.9 that leaves the hidden
+            states of some of the texts closest to the teacher's; on texts that are not much longer
+            than a block that is a small one, since Diag is then nearly softmax.
         mode: How alpha and beta are calibrated: paper, per_head, exact, entropy, or none.
         steps: Of the recovery; 0 to swap and calibrate alone.
         batch_size: Texts of a step.
@@ -134,6 +138,8 @@ def convert(
     teacher = copy.deepcopy(model).requires_grad_(False)
     checkpoint = _Checkpoint(folder, _fingerprint(options, batches, teacher))
     calibration = _swap(model, batches, options)
+    mix = _fitted_mix(model, teacher, batches) if mix is None else mix
+    hf.configure(model, mix=mix)
     scores = evaluations or {}
 
     def stage(name: str, student: nn.Module) -> Stage:
@@ -150,7 +156,12 @@ def convert(
     if steps > 0:
         stages.append(stage("recovered", model))
     report = ConversionReport(
-        options, calibration, batches.summary(), stages, state.losses, state.seconds
+        options | {"mix": mix},
+        calibration,
+        batches.summary(),
+        stages,
+        state.losses,
+        state.seconds,
     )
     if folder is not None:
         report.save(folder)
@@ -182,15 +193,27 @@ def _validate(options: dict[str, Any], texts: int, checkpoint_every: int) -> Non
 def _swap(model: nn.Module, batches: TextBatches, options: dict[str, Any]) -> dict[str, Any] | None:
     """Gives the model LLN attention with calibrated scales; the calibration as a dictionary."""
     hf.register()
-    settings: dict[str, Any] = {"diag_block": options["diag_block"], "mix": options["mix"]}
     found = None
     if options["mode"] == "none":
-        hf.configure(model, matching="none", **settings)
+        hf.configure(model, matching="none", diag_block=options["diag_block"])
     else:
         found = calibrate(model, batches.first(_CALIBRATION_TEXTS), mode=options["mode"])
-        hf.configure(model, matching="auto", calibration=found, **settings)
+        hf.configure(
+            model, matching="auto", calibration=found, diag_block=options["diag_block"]
+        )
     model.set_attn_implementation(options["implementation"])  # type: ignore[operator]
     return None if found is None else found.to_dict()
+
+
+def _fitted_mix(model: nn.Module, teacher: nn.Module, batches: TextBatches) -> float:
+    """The mix with the least error of the hidden states, mean over layers."""
+    texts = batches.first(_MIX_TEXTS)
+
+    def error(mix: float) -> float:
+        hf.configure(model, mix=mix)
+        return sum(_compare("", model, teacher, texts, {}).hidden_errors)
+
+    return min(_MIXES, key=error)
 
 
 @dataclass

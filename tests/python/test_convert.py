@@ -110,6 +110,20 @@ def test_modes_find_their_own_scales(model: Any) -> None:
     assert len(set(found.values())) == 4
 
 
+def test_fitted_mix_is_the_best_of_the_tenths(model: Any) -> None:
+    texts = ["w1 w2 w3", "w4 w5 w6 w7"] * 40
+    options = OPTIONS | {"tokenizer": WordTokenizer(), "steps": 0}
+    # Every text is one block: Diag is softmax, and LLN only adds error.
+    assert convert(copy.deepcopy(model), texts, mix=None, **options).options["mix"] == 0.1
+    found = run(copy.deepcopy(model), steps=0, mix=None, diag_block=1)
+    errors = {
+        mix: sum(run(copy.deepcopy(model), steps=0, mix=mix, diag_block=1).stages[1].hidden_errors)
+        for mix in (0.1, 0.9, found.options["mix"])
+    }
+    assert found.options["mix"] > 0.1  # with blocks of one token LLN is all there is to read others
+    assert errors[found.options["mix"]] == min(errors.values()) < errors[0.1]
+
+
 def test_goes_on_after_an_interruption_to_the_same_bits(model: Any, tmp_path: Path) -> None:
     other = copy.deepcopy(model)
     third = copy.deepcopy(model)
