@@ -64,7 +64,15 @@ def calibrate(
             f"no attention layer of {type(model).__name__} was seen: expected batches, and a model "
             "of transformers or modules of lln_attention.nn"
         )
-    return Calibration(mode, tuple(pool.layer(name, mode) for name, pool in pools.items()))
+    found = {name: pool.layer(name, mode) for name, pool in pools.items()}
+    if clamped := [name for name, (_, heads) in found.items() if heads > 0]:
+        warnings.warn(
+            f"mode {mode}: a limit was applied in {len(clamped)} of {len(found)} layers, the first "
+            f"of them {clamped[0]!r}: their q and k, or the number of tokens of a sequence, are "
+            "outside of what the mode was made for (docs/matching.md)",
+            stacklevel=2,
+        )
+    return Calibration(mode, tuple(layer for layer, _ in found.values()))
 
 
 class _Pool:
@@ -89,21 +97,16 @@ class _Pool:
         self.q = _merged(torch.cat([self.q[None], *of_q.unflatten(1, (heads_k, -1)).unbind(2)]))
         self.sequences += int((of_k[:, 0, 0] > 0).sum())
 
-    def layer(self, name: str, mode: str) -> CalibratedLayer:
-        """alpha and beta from all that was taken."""
+    def layer(self, name: str, mode: str) -> tuple[CalibratedLayer, int]:
+        """alpha and beta from all that was taken, and to how many key heads a limit applied."""
         if self.sequences == 0:
             raise ValueError(f"layer {name!r}: no token of any batch counts")
         alpha, beta, clamped = torch.ops.lln.calibrate(
             self.q, self.k, self.heads, self.dim, self.sequences, mode
         )
-        if clamped:
-            warnings.warn(
-                f"layer {name!r}: a limit of mode {mode} was applied to {clamped} of "
-                f"{len(self.k)} key heads: its q and k vary less or more than the mode's tables hold",
-                stacklevel=4,
-            )
         tokens = float(self.k[0, 0]) / (self.dim * self.sequences)
-        return CalibratedLayer(name, self.dim, tokens, tuple(alpha.tolist()), tuple(beta.tolist()))
+        scales = (tuple(x.tolist()) for x in (alpha, beta))
+        return CalibratedLayer(name, self.dim, tokens, *scales), clamped
 
 
 def _head_moments(x: Tensor, mask: Tensor | None) -> Tensor:

@@ -19,7 +19,7 @@ from lln_attention.calibration import CalibratedLayer
 hf.register()
 
 MODES = ["paper", "per_head", "exact", "entropy"]
-LENGTHS = [23, 9, 17, 5]
+LENGTHS = [31, 9, 17, 23]
 
 
 def _batches(lengths: list[int], size: int) -> list[dict[str, Tensor]]:
@@ -150,7 +150,7 @@ def test_nothing_to_calibrate() -> None:
 
 def test_limits_are_reported() -> None:
     model = hf_models.make("bert", initializer_range=1e-3)
-    with pytest.warns(UserWarning, match="a limit of mode entropy was applied to 4 of 4 key heads"):
+    with pytest.warns(UserWarning, match="mode entropy: a limit was applied in 2 of 2 layers"):
         calibrate(model, _batches(LENGTHS, 4))
 
 
