@@ -112,7 +112,11 @@ class _Pool:
 def _head_moments(x: Tensor, mask: Tensor | None) -> Tensor:
     """Moments of every (sequence, head) over the channels of the tokens that count."""
     x = x.double()
-    weight = torch.ones_like(x[:, :1]) if mask is None else mask[:, None, :, None].expand_as(x[:, :1]).double()
+    weight = (
+        torch.ones_like(x[:, :1])
+        if mask is None
+        else mask[:, None, :, None].expand_as(x[:, :1]).double()
+    )
     count = weight.sum((2, 3)).expand(x.shape[:2])
     mean = (x * weight).sum((2, 3)) / count.clamp(min=1)
     m2 = ((x - mean[..., None, None]).square() * weight).sum((2, 3))
