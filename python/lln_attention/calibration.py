@@ -101,7 +101,7 @@ class _Pool:
         """alpha and beta from all that was taken, and to how many key heads a limit applied."""
         if self.sequences == 0:
             raise ValueError(f"layer {name!r}: no token of any batch counts")
-        alpha, beta, clamped = torch.ops.lln.calibrate(
+        alpha, beta, clamped = torch.ops.lln.calibrate_pooled(
             self.q, self.k, self.heads, self.dim, self.sequences, mode
         )
         tokens = float(self.k[0, 0]) / (self.dim * self.sequences)

@@ -22,6 +22,6 @@ STABLE_TORCH_LIBRARY(lln, m) {
   // Moments f64 [key heads, 3]: count, mean, squared deviations -> alpha [heads], beta [key heads],
   // and how many key heads a limit was applied to.
   m.def(
-      "calibrate(Tensor q_moments, Tensor k_moments, int heads, int dim, int sequences, str mode) "
+      "calibrate_pooled(Tensor q_moments, Tensor k_moments, int heads, int dim, int sequences, str mode) "
       "-> (Tensor, Tensor, int)");
 }
