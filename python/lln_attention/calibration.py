@@ -91,10 +91,10 @@ class _Pool:
         """Adds the sequences of one call."""
         of_k = _head_moments(seen.k, seen.key_mask)  # [batch, key heads, 3]
         of_q = _head_moments(seen.q, seen.key_mask)
-        heads_k = of_k.shape[1]
-        self.k = _merged(torch.cat([self.k[None], of_k]))
         # Query heads that share a key head are one set of numbers.
-        self.q = _merged(torch.cat([self.q[None], *of_q.unflatten(1, (heads_k, -1)).unbind(2)]))
+        of_q = of_q.reshape(len(of_q), of_k.shape[1], -1, 3).transpose(1, 2).flatten(0, 1)
+        self.q = _merged(torch.cat([self.q[None], of_q]))
+        self.k = _merged(torch.cat([self.k[None], of_k]))
         self.sequences += int((of_k[:, 0, 0] > 0).sum())
 
     def layer(self, name: str, mode: str) -> tuple[CalibratedLayer, int]:
