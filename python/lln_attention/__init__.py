@@ -7,7 +7,7 @@ torch.Size([1, 8, 256, 64])
 """
 
 # SPDX-License-Identifier: Apache-2.0
-from .functional import attention
+from .functional import Moments, attention, head_moments, match, update_moments
 
-__all__ = ["attention"]
+__all__ = ["Moments", "attention", "head_moments", "match", "update_moments"]
 __version__ = "0.1.0"
