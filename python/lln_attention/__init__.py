@@ -8,7 +8,16 @@ torch.Size([1, 8, 256, 64])
 
 # SPDX-License-Identifier: Apache-2.0
 from .calibration import CalibratedLayer, Calibration, calibrate
-from .functional import attention
+from .functional import Moments, attention, head_moments, match, update_moments
 
-__all__ = ["CalibratedLayer", "Calibration", "attention", "calibrate"]
+__all__ = [
+    "CalibratedLayer",
+    "Calibration",
+    "Moments",
+    "attention",
+    "calibrate",
+    "head_moments",
+    "match",
+    "update_moments",
+]
 __version__ = "0.1.0"

@@ -1,7 +1,8 @@
-"""What torch has to know of the ops ``forward`` and ``backward`` besides their kernels.
+"""What torch has to know of the ops of attention besides their kernels.
 
-Shapes without data (fake tensors, ``torch.compile``), gradients, and autocast. The arguments follow
-the schemas in ``python/ops/library.cc``, in their order.
+Shapes without data (fake tensors, ``torch.compile``), gradients, and autocast, of the ops
+``attention``, ``forward`` and ``backward``. Arguments follow the schemas in
+``python/ops/library.cc``, in their order.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -16,12 +17,13 @@ from . import _library
 
 _library.load()
 
+attention = torch.ops.lln.attention.default
 forward = torch.ops.lln.forward.default
 backward = torch.ops.lln.backward.default
 
-# Places of arguments of `forward`.
-_TENSORS = 13
-_QUERY_MASK = 10
+# How many arguments of `forward` are tensors; the options follow them.
+_TENSORS = 10
+_OPTIONS = 4
 
 
 def like(x: Tensor, channels: int | torch.SymInt) -> Tensor:
@@ -37,20 +39,30 @@ def wide(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
+def sequence_count(x: Tensor, cu_seqlens: Tensor | None) -> int | torch.SymInt:
+    """The batch, or the packed sequences."""
+    return x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+
+
 def _none(x: Tensor) -> Tensor:
     return x.new_empty(0, dtype=torch.float32)
+
+
+@torch.library.register_fake("lln::attention")
+def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+    return like(q, v.shape[3])
 
 
 @torch.library.register_fake("lln::forward")
 def _forward_fake(
     q: Tensor, k: Tensor, v: Tensor, alpha: Tensor | None, beta: Tensor | None, *rest: Any
 ) -> tuple[Tensor, ...]:
-    cu_seqlens, kind, causal, save = rest[6], rest[8], rest[9], rest[13]
+    cu_seqlens, kind, causal = rest[3], rest[5], rest[6]
     has_lln = kind.startswith("lln")
-    sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sequences = sequence_count(q, cu_seqlens)
     heads_k, dim, dim_v = k.shape[1], q.shape[3], v.shape[3]
     saved = (_none(q), _none(q))
-    if save and has_lln and not causal:
+    if has_lln and not causal:
         saved = (
             q.new_empty(sequences, heads_k, 1, dim, dtype=wide(q)),
             q.new_empty(sequences, heads_k, dim, dim_v, dtype=wide(q)),
@@ -74,19 +86,18 @@ def _backward_fake(g: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tu
     return (
         *(like(x, x.shape[3]) for x in (q, k, v)),
         *(optional(x, scales_wanted) for x in rest[:2]),
-        *(optional(x, weights_wanted) for x in rest[2:5]),
+        *(optional(x, weights_wanted) for x in rest[2:4]),
     )
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     _, key_lse, channel_values, alpha, beta = output
     tensors = list(inputs[:_TENSORS])
-    if tensors[3] is None and alpha.dim() == 2:
+    if alpha.dim() == 2:  # matched
         tensors[3:5] = alpha, beta
-    del tensors[_QUERY_MASK]
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*tensors, key_lse, channel_values)
-    ctx.settings = inputs[_TENSORS : _TENSORS + 4]
+    ctx.options = inputs[_TENSORS : _TENSORS + _OPTIONS]
 
 
 def _backward(ctx: Any, g: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
@@ -97,33 +108,52 @@ def _backward(ctx: Any, g: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if g.stride(-1) != 1:
         g = g.contiguous()
     try:
-        found = backward(g, *ctx.saved_tensors, *ctx.settings, any(needs[3:5]), any(needs[5:8]))
+        found = backward(g, *ctx.saved_tensors, *ctx.options, any(needs[3:5]), any(needs[5:7]))
     except RuntimeError as error:
         raise _library.python_error(error) from None
-    gradients[:8] = [x if need else None for x, need in zip(found, needs[:8], strict=True)]
+    gradients[:7] = [x if need else None for x, need in zip(found, needs[:7], strict=True)]
     return tuple(gradients)
 
 
-def _no_second_backward(ctx: Any, *_: Any) -> None:
+def _attention_backward(ctx: Any, *_: Any) -> None:
+    raise NotImplementedError(
+        "lln::attention keeps nothing for a backward pass: where gradients are wanted call "
+        "lln_attention.attention, or lln::forward"
+    )
+
+
+def _second_backward(ctx: Any, *_: Any) -> None:
     raise NotImplementedError(
         "lln::backward has no derivative: gradients of gradients of LLN attention are not available"
     )
 
 
+torch.library.register_autograd("lln::attention", _attention_backward)
 torch.library.register_autograd("lln::forward", _backward, setup_context=_setup_context)
-torch.library.register_autograd("lln::backward", _no_second_backward)
-
-
-def _register_autocast(device_type: str, key: str) -> None:
-    def forward_in_autocast(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        dtype = torch.get_autocast_dtype(device_type)
-        q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v))
-        with torch.autocast(device_type, enabled=False):
-            return forward(q, k, v, *rest)  # type: ignore[no-any-return]
-
-    _registrations.impl("forward", forward_in_autocast, key)
-
+torch.library.register_autograd("lln::backward", _second_backward)
 
 _registrations = torch.library.Library("lln", "IMPL")
-_register_autocast("cpu", "AutocastCPU")
-_register_autocast("cuda", "AutocastCUDA")
+
+
+def register_autocast(op: Any, tensors: int) -> None:
+    """Makes `op` take its first `tensors` arguments in the type of autocast, on CPU and CUDA.
+
+    What stands beside them (scales, weights) keeps its type, which is why torch's own
+    ``register_autocast`` does not do: it casts every tensor.
+    """
+
+    def register(device_type: str, key: str) -> None:
+        def in_autocast(*args: Any) -> Any:
+            dtype = torch.get_autocast_dtype(device_type)
+            cast = (x if x.dtype == torch.float64 else x.to(dtype) for x in args[:tensors])
+            with torch.autocast(device_type, enabled=False):
+                return op(*cast, *args[tensors:])
+
+        _registrations.impl(op, in_autocast, key)
+
+    register("cpu", "AutocastCPU")
+    register("cuda", "AutocastCUDA")
+
+
+register_autocast(attention, 3)
+register_autocast(forward, 3)

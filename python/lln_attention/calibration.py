@@ -64,7 +64,15 @@ def calibrate(
             f"no attention layer of {type(model).__name__} was seen: expected batches, and a model "
             "of transformers or modules of lln_attention.nn"
         )
-    return Calibration(mode, tuple(pool.layer(name, mode) for name, pool in pools.items()))
+    found = {name: pool.layer(name, mode) for name, pool in pools.items()}
+    if clamped := [name for name, (_, heads) in found.items() if heads > 0]:
+        warnings.warn(
+            f"mode {mode}: a limit was applied in {len(clamped)} of {len(found)} layers, the first "
+            f"of them {clamped[0]!r}: their q and k, or the number of tokens of a sequence, are "
+            "outside of what the mode was made for (docs/matching.md)",
+            stacklevel=2,
+        )
+    return Calibration(mode, tuple(layer for layer, _ in found.values()))
 
 
 class _Pool:
@@ -83,33 +91,32 @@ class _Pool:
         """Adds the sequences of one call."""
         of_k = _head_moments(seen.k, seen.key_mask)  # [batch, key heads, 3]
         of_q = _head_moments(seen.q, seen.key_mask)
-        heads_k = of_k.shape[1]
-        self.k = _merged(torch.cat([self.k[None], of_k]))
         # Query heads that share a key head are one set of numbers.
-        self.q = _merged(torch.cat([self.q[None], *of_q.unflatten(1, (heads_k, -1)).unbind(2)]))
+        of_q = of_q.reshape(len(of_q), of_k.shape[1], -1, 3).transpose(1, 2).flatten(0, 1)
+        self.q = _merged(torch.cat([self.q[None], of_q]))
+        self.k = _merged(torch.cat([self.k[None], of_k]))
         self.sequences += int((of_k[:, 0, 0] > 0).sum())
 
-    def layer(self, name: str, mode: str) -> CalibratedLayer:
-        """alpha and beta from all that was taken."""
+    def layer(self, name: str, mode: str) -> tuple[CalibratedLayer, int]:
+        """alpha and beta from all that was taken, and to how many key heads a limit applied."""
         if self.sequences == 0:
             raise ValueError(f"layer {name!r}: no token of any batch counts")
-        alpha, beta, clamped = torch.ops.lln.calibrate(
+        alpha, beta, clamped = torch.ops.lln.calibrate_pooled(
             self.q, self.k, self.heads, self.dim, self.sequences, mode
         )
-        if clamped:
-            warnings.warn(
-                f"layer {name!r}: a limit of mode {mode} was applied to {clamped} of "
-                f"{len(self.k)} key heads: its q and k vary less or more than the mode's tables hold",
-                stacklevel=4,
-            )
         tokens = float(self.k[0, 0]) / (self.dim * self.sequences)
-        return CalibratedLayer(name, self.dim, tokens, tuple(alpha.tolist()), tuple(beta.tolist()))
+        scales = (tuple(x.tolist()) for x in (alpha, beta))
+        return CalibratedLayer(name, self.dim, tokens, *scales), clamped
 
 
 def _head_moments(x: Tensor, mask: Tensor | None) -> Tensor:
     """Moments of every (sequence, head) over the channels of the tokens that count."""
     x = x.double()
-    weight = torch.ones_like(x[:, :1]) if mask is None else mask[:, None, :, None].expand_as(x[:, :1]).double()
+    weight = (
+        torch.ones_like(x[:, :1])
+        if mask is None
+        else mask[:, None, :, None].expand_as(x[:, :1]).double()
+    )
     count = weight.sum((2, 3)).expand(x.shape[:2])
     mean = (x * weight).sum((2, 3)) / count.clamp(min=1)
     m2 = ((x - mean[..., None, None]).square() * weight).sum((2, 3))

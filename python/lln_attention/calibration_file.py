@@ -114,8 +114,9 @@ class Calibration:
                 "alpha": torch.tensor(layer.alpha, device=_device_of(model)),
                 "beta": torch.tensor(layer.beta, device=_device_of(model)),
             }
-            if hasattr(module, "freeze"):
-                module.freeze(**scales)
+            freeze = getattr(module, "freeze", None)
+            if callable(freeze):
+                freeze(**scales)
                 continue
             for side, numbers in scales.items():
                 # Not of the state dict: a model of transformers keeps them in its config.

@@ -1,6 +1,6 @@
-// forward and backward. Outputs are allocated here and written by the core; what a call does not
-// have (saved state that nobody asked for, gradients of arguments that were not given) comes back
-// as a tensor without elements.
+// attention, forward and backward. Outputs are allocated here and written by the core; what a call
+// does not have (a state that the causal form does not save, gradients of arguments that were not
+// given) comes back as a tensor without elements.
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/attention.h"
 
@@ -13,7 +13,7 @@
 namespace lln_torch {
 namespace {
 
-// The tensors of a call that both passes take.
+// The tensors of a call that all passes take.
 struct Arguments {
   const Tensor& q;
   const Tensor& k;
@@ -21,11 +21,9 @@ struct Arguments {
   const OptionalTensor& alpha;
   const OptionalTensor& beta;
   const OptionalTensor& mix;
-  const OptionalTensor& lln_weight;
   const OptionalTensor& diag_weight;
-  const OptionalTensor& key_mask;
-  const OptionalTensor& key_lengths;
-  const OptionalTensor& cu_seqlens_q;
+  const OptionalTensor& keys;
+  const OptionalTensor& cu_seqlens;
   const OptionalTensor& cu_seqlens_k;
 };
 
@@ -36,75 +34,99 @@ lln::AttentionInputs inputs_of(const Arguments& a) {
   in.v = view4("v", a.v);
   if (a.alpha) in.alpha = scale_view("alpha", *a.alpha);
   if (a.beta) in.beta = scale_view("beta", *a.beta);
-  if (a.mix) in.mix = weight_view("mix", *a.mix);
-  if (a.lln_weight) in.lln_weight = weight_view("lln_weight", *a.lln_weight);
-  if (a.diag_weight) in.diag_weight = weight_view("diag_weight", *a.diag_weight);
-  in.key_lengths = index_view("key_lengths", a.key_lengths);
-  in.key_mask = mask_view("key_mask", a.key_mask);
-  in.cu_seqlens_q = index_view("cu_seqlens", a.cu_seqlens_q);
+  if (a.diag_weight) {
+    in.diag_weight = weight_view("diag_weight", *a.diag_weight);
+    if (a.mix) in.lln_weight = weight_view("lln_weight", *a.mix);
+  } else if (a.mix) {
+    in.mix = weight_view("mix", *a.mix);
+  }
+  set_keys(a.keys, in.key_lengths, in.key_mask);
+  in.cu_seqlens_q = index_view("cu_seqlens", a.cu_seqlens);
   in.cu_seqlens_k = index_view("cu_seqlens_k", a.cu_seqlens_k);
   return in;
-}
-
-std::int64_t sequences_of(const lln::AttentionInputs& in) {
-  return in.cu_seqlens_q.given() ? in.cu_seqlens_q.count - 1 : in.q.shape[0];
 }
 
 lln::Exec exec_of(const Arguments& a) {
   return exec_for(a.q, a.q.numel() + a.k.numel() + a.v.numel());
 }
 
+// One forward call under way: the core's view of it, and alpha and beta where they were matched.
+struct ForwardCall {
+  lln::AttentionOptions options;
+  lln::AttentionInputs in;
+  std::optional<Scales> matched;
+
+  ForwardCall(const Arguments& arguments, const std::string& kind, bool causal, double fixed_mix,
+              const std::string& feature, const std::string& matching)
+      : options(attention_options(kind, causal, fixed_mix, feature)), in(inputs_of(arguments)) {
+    if (!has_lln() || arguments.alpha || arguments.beta) return;
+    const lln::MatchingInputs sources{.q = in.q,
+                                      .k = in.k,
+                                      .key_lengths = in.key_lengths,
+                                      .key_mask = in.key_mask,
+                                      .cu_seqlens_q = in.cu_seqlens_q,
+                                      .cu_seqlens_k = in.cu_seqlens_k};
+    matched = match(
+        sources, arguments.q,
+        {.mode = lln::parse_matching(matching), .causal = causal, .feature = options.feature});
+    in.alpha = scale_view("alpha", matched->alpha);
+    in.beta = scale_view("beta", matched->beta);
+  }
+
+  bool has_lln() const {
+    return options.kind == lln::Kind::lln || options.kind == lln::Kind::lln_diag;
+  }
+
+  // Into a new tensor.
+  Tensor run(const Arguments& arguments, const lln::AttentionSaved& saved) const {
+    Tensor o = new_like(arguments.q, arguments.v.size(3));
+    const lln::AttentionOutputs out{view4("o", o), saved};
+    lln::Exec exec = exec_of(arguments);
+    const Workspace workspace(arguments.q, exec, [&] {
+      return lln::workspace_bytes(lln::make_problem(in, out, options), exec);
+    });
+    lln::attention_forward(in, out, options, exec);
+    return o;
+  }
+};
+
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& alpha,
+                 const OptionalTensor& beta, const OptionalTensor& mix,
+                 const OptionalTensor& diag_weight, const OptionalTensor& keys,
+                 const OptionalTensor& cu_seqlens, const OptionalTensor& cu_seqlens_k,
+                 const std::string& kind, bool causal, double fixed_mix, const std::string& feature,
+                 const std::string& matching) {
+  const Arguments arguments{q, k, v, alpha, beta, mix, diag_weight, keys, cu_seqlens, cu_seqlens_k};
+  return translate_errors([&] {
+    return ForwardCall(arguments, kind, causal, fixed_mix, feature, matching).run(arguments, {});
+  });
+}
+
 using Forward = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 Forward forward(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& alpha,
                 const OptionalTensor& beta, const OptionalTensor& mix,
-                const OptionalTensor& lln_weight, const OptionalTensor& diag_weight,
-                const OptionalTensor& key_mask, const OptionalTensor& key_lengths,
-                const OptionalTensor& query_mask, const OptionalTensor& cu_seqlens,
-                const OptionalTensor& cu_seqlens_k, const std::string& kind, bool causal,
-                double fixed_mix, const std::string& feature, const std::string& matching,
-                bool save) {
-  const Arguments arguments{q,        k,           v,          alpha,
-                            beta,     mix,         lln_weight, diag_weight,
-                            key_mask, key_lengths, cu_seqlens, cu_seqlens_k};
+                const OptionalTensor& diag_weight, const OptionalTensor& keys,
+                const OptionalTensor& cu_seqlens, const OptionalTensor& cu_seqlens_k,
+                const std::string& kind, bool causal, double fixed_mix, const std::string& feature,
+                const std::string& matching) {
+  const Arguments arguments{q, k, v, alpha, beta, mix, diag_weight, keys, cu_seqlens, cu_seqlens_k};
   return translate_errors([&]() -> Forward {
-    const lln::AttentionOptions options = attention_options(kind, causal, fixed_mix, feature);
-    lln::AttentionInputs in = inputs_of(arguments);
-    Tensor used_alpha = no_tensor(q);
-    Tensor used_beta = used_alpha;
-    const bool has_lln = options.kind == lln::Kind::lln || options.kind == lln::Kind::lln_diag;
-    if (has_lln && !alpha && !beta) {
-      const lln::MatchingInputs sources{.q = in.q,
-                                        .k = in.k,
-                                        .key_lengths = in.key_lengths,
-                                        .key_mask = in.key_mask,
-                                        .query_mask = mask_view("query_mask", query_mask),
-                                        .cu_seqlens_q = in.cu_seqlens_q,
-                                        .cu_seqlens_k = in.cu_seqlens_k};
-      Scales scales = match(sources, q, matching, causal, options.feature);
-      in.alpha = scale_view("alpha", scales.alpha);
-      in.beta = scale_view("beta", scales.beta);
-      used_alpha = std::move(scales.alpha);
-      used_beta = std::move(scales.beta);
-    } else {
-      used_beta = no_tensor(q);
-    }
-    Tensor o = new_like(q, v.size(3));
-    lln::AttentionOutputs out{.o = view4("o", o)};
+    ForwardCall call(arguments, kind, causal, fixed_mix, feature, matching);
     Tensor key_lse = no_tensor(q);
     Tensor channel_values = no_tensor(q);
-    if (save && has_lln && !causal) {
-      const ScalarType type = scalar_type(wide_type(in.q.dtype));
-      const std::int64_t sequences = sequences_of(in);
-      key_lse = new_tensor(q, std::array{sequences, k.size(1), std::int64_t{1}, q.size(3)}, type);
+    lln::AttentionSaved saved;
+    if (call.has_lln() && !causal) {
+      const ScalarType type = scalar_type(wide_type(call.in.q.dtype));
+      const std::int64_t sequences = sequence_count(call.in.q, call.in.cu_seqlens_q);
+      const std::int64_t one = 1;
+      key_lse = new_tensor(q, std::array{sequences, k.size(1), one, q.size(3)}, type);
       channel_values = new_tensor(q, std::array{sequences, k.size(1), q.size(3), v.size(3)}, type);
-      out.saved = {view4("key_lse", key_lse), view4("channel_values", channel_values)};
+      saved = {view4("key_lse", key_lse), view4("channel_values", channel_values)};
     }
-    lln::Exec exec = exec_of(arguments);
-    const Workspace workspace(
-        q, exec, [&] { return lln::workspace_bytes(lln::make_problem(in, out, options), exec); });
-    lln::attention_forward(in, out, options, exec);
-    return {o, key_lse, channel_values, used_alpha, used_beta};
+    Tensor o = call.run(arguments, saved);
+    if (!call.matched) call.matched = Scales{no_tensor(q), no_tensor(q)};
+    return {o, key_lse, channel_values, call.matched->alpha, call.matched->beta};
   });
 }
 
@@ -124,20 +146,17 @@ OptionalGradient gradient_of(const char* name, const OptionalTensor& x, bool wan
   return {std::move(gradient), view};
 }
 
-using Backward = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+using Backward = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 Backward backward(const Tensor& g, const Tensor& q, const Tensor& k, const Tensor& v,
                   const OptionalTensor& alpha, const OptionalTensor& beta,
-                  const OptionalTensor& mix, const OptionalTensor& lln_weight,
-                  const OptionalTensor& diag_weight, const OptionalTensor& key_mask,
-                  const OptionalTensor& key_lengths, const OptionalTensor& cu_seqlens,
+                  const OptionalTensor& mix, const OptionalTensor& diag_weight,
+                  const OptionalTensor& keys, const OptionalTensor& cu_seqlens,
                   const OptionalTensor& cu_seqlens_k, const Tensor& key_lse,
                   const Tensor& channel_values, const std::string& kind, bool causal,
                   double fixed_mix, const std::string& feature, bool scales_wanted,
                   bool weights_wanted) {
-  const Arguments arguments{q,        k,           v,          alpha,
-                            beta,     mix,         lln_weight, diag_weight,
-                            key_mask, key_lengths, cu_seqlens, cu_seqlens_k};
+  const Arguments arguments{q, k, v, alpha, beta, mix, diag_weight, keys, cu_seqlens, cu_seqlens_k};
   return translate_errors([&]() -> Backward {
     const lln::AttentionOptions options = attention_options(kind, causal, fixed_mix, feature);
     const lln::AttentionInputs in = inputs_of(arguments);
@@ -147,7 +166,6 @@ Backward backward(const Tensor& g, const Tensor& q, const Tensor& k, const Tenso
     OptionalGradient dalpha = gradient_of("alpha", alpha, scales_wanted, q, scale_view);
     OptionalGradient dbeta = gradient_of("beta", beta, scales_wanted, q, scale_view);
     OptionalGradient dmix = gradient_of("mix", mix, weights_wanted, q, weight_view);
-    OptionalGradient dlln = gradient_of("lln_weight", lln_weight, weights_wanted, q, weight_view);
     OptionalGradient ddiag =
         gradient_of("diag_weight", diag_weight, weights_wanted, q, weight_view);
     lln::AttentionGradients gradients{.g = view4("g", g),
@@ -156,9 +174,8 @@ Backward backward(const Tensor& g, const Tensor& q, const Tensor& k, const Tenso
                                       .dv = view4("dv", dv),
                                       .dalpha = dalpha.view,
                                       .dbeta = dbeta.view,
-                                      .dmix = dmix.view,
-                                      .dlln_weight = dlln.view,
                                       .ddiag_weight = ddiag.view};
+    (diag_weight ? gradients.dlln_weight : gradients.dmix) = dmix.view;
     if (key_lse.dim() == 4) {
       gradients.saved = {view4("key_lse", key_lse), view4("channel_values", channel_values)};
     }
@@ -167,7 +184,7 @@ Backward backward(const Tensor& g, const Tensor& q, const Tensor& k, const Tenso
       return lln::workspace_bytes(lln::make_problem(in, gradients, options), exec);
     });
     lln::attention_backward(in, gradients, options, exec);
-    return {dq, dk, dv, dalpha.tensor, dbeta.tensor, dmix.tensor, dlln.tensor, ddiag.tensor};
+    return {dq, dk, dv, dalpha.tensor, dbeta.tensor, dmix.tensor, ddiag.tensor};
   });
 }
 
@@ -184,11 +201,13 @@ lln::AttentionOptions attention_options(const std::string& kind, bool causal, do
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lln, CPU, m) {
+  m.impl("attention", TORCH_BOX(&attention));
   m.impl("forward", TORCH_BOX(&forward));
   m.impl("backward", TORCH_BOX(&backward));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lln, CUDA, m) {
+  m.impl("attention", TORCH_BOX(&attention));
   m.impl("forward", TORCH_BOX(&forward));
   m.impl("backward", TORCH_BOX(&backward));
 }

@@ -1,4 +1,4 @@
-// What forward, backward and matching share: the arguments of an attention call as the core's.
+// What the ops of attention share: arguments in the words of the core, and matching.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -18,8 +18,7 @@ struct Scales {
   Tensor alpha;  // [S, heads]
   Tensor beta;   // [S, heads_k]
 };
-// alpha and beta by a mode that needs nothing but q and k.
-Scales match(const lln::MatchingInputs& in, const Tensor& q, const std::string& mode, bool causal,
-             lln::Feature feature);
+// Into new tensors; `q` is that of `in`.
+Scales match(const lln::MatchingInputs& in, const Tensor& q, const lln::MatchingOptions& options);
 
 }  // namespace lln_torch

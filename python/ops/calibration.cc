@@ -36,10 +36,11 @@ Tensor tensor_of(const Tensor& like, const std::vector<float>& numbers) {
   return x;
 }
 
-std::tuple<Tensor, Tensor, std::int64_t> calibrate(const Tensor& q_moments, const Tensor& k_moments,
-                                                   std::int64_t heads, std::int64_t dim,
-                                                   std::int64_t sequences,
-                                                   const std::string& mode) {
+std::tuple<Tensor, Tensor, std::int64_t> calibrate_pooled(const Tensor& q_moments,
+                                                          const Tensor& k_moments,
+                                                          std::int64_t heads, std::int64_t dim,
+                                                          std::int64_t sequences,
+                                                          const std::string& mode) {
   return translate_errors([&]() -> std::tuple<Tensor, Tensor, std::int64_t> {
     std::vector<lln::ClampedHead> clamped;
     const lln::CalibratedLayer layer =
@@ -56,6 +57,6 @@ std::tuple<Tensor, Tensor, std::int64_t> calibrate(const Tensor& q_moments, cons
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(lln, CPU, m) { m.impl("calibrate", TORCH_BOX(&calibrate)); }
+STABLE_TORCH_LIBRARY_IMPL(lln, CPU, m) { m.impl("calibrate_pooled", TORCH_BOX(&calibrate_pooled)); }
 
 }  // namespace lln_torch

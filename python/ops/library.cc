@@ -3,25 +3,40 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <torch/csrc/stable/library.h>
 
+// `mix` is the weight of LLN where diag_weight is given, otherwise the share of LLN in LLN+Diag.
+// `keys` says which keys count: a mask bool [batch, tokens], or lengths [batch].
+#define LLN_INPUTS                                                                                \
+  "Tensor q, Tensor k, Tensor v, Tensor? alpha, Tensor? beta, Tensor? mix, Tensor? diag_weight, " \
+  "Tensor? keys, Tensor? cu_seqlens, Tensor? cu_seqlens_k, "
+#define LLN_OPTIONS "str kind, bool causal, float fixed_mix, str feature"
+
 STABLE_TORCH_LIBRARY(lln, m) {
-  // -> o; key_lse and channel_values for the backward where `save`; alpha and beta where they were
-  // matched.
+  // Where alpha and beta are not given they are matched by the mode `matching`.
+  m.def("attention(" LLN_INPUTS LLN_OPTIONS ", str matching) -> Tensor");
+  // The same with what the backward takes: o, key_lse and channel_values, matched alpha and beta.
+  m.def("forward(" LLN_INPUTS LLN_OPTIONS
+        ", str matching) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+  // -> gradients of q, k, v, alpha, beta, mix, diag_weight.
+  m.def("backward(Tensor g, " LLN_INPUTS "Tensor key_lse, Tensor channel_values, " LLN_OPTIONS
+        ", bool scales_wanted, bool weights_wanted) "
+        "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+
+  // -> alpha [S, heads], beta [S, heads_k].
   m.def(
-      "forward(Tensor q, Tensor k, Tensor v, Tensor? alpha, Tensor? beta, Tensor? mix, "
-      "Tensor? lln_weight, Tensor? diag_weight, Tensor? key_mask, Tensor? key_lengths, "
-      "Tensor? query_mask, Tensor? cu_seqlens, Tensor? cu_seqlens_k, str kind, bool causal, "
-      "float fixed_mix, str feature, str matching, bool save) "
-      "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
-  // -> gradients of q, k, v, alpha, beta, mix, lln_weight, diag_weight.
+      "match(Tensor q, Tensor k, Tensor? keys, Tensor? query_mask, Tensor? cu_seqlens, "
+      "Tensor? cu_seqlens_k, Tensor? running, str mode, bool causal, bool cross) "
+      "-> (Tensor, Tensor)");
   m.def(
-      "backward(Tensor g, Tensor q, Tensor k, Tensor v, Tensor? alpha, Tensor? beta, Tensor? mix, "
-      "Tensor? lln_weight, Tensor? diag_weight, Tensor? key_mask, Tensor? key_lengths, "
-      "Tensor? cu_seqlens, Tensor? cu_seqlens_k, Tensor key_lse, Tensor channel_values, str kind, "
-      "bool causal, float fixed_mix, str feature, bool scales_wanted, bool weights_wanted) "
-      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  // Moments f64 [key heads, 3]: count, mean, squared deviations -> alpha [heads], beta [key heads],
-  // and how many key heads a limit was applied to.
+      "update_moments(Tensor(a!) running, Tensor q, Tensor k, Tensor? keys, Tensor? query_mask, "
+      "Tensor? cu_seqlens, Tensor? cu_seqlens_k, float decay, bool cross) -> ()");
+  m.def("head_moments(Tensor x, Tensor? tokens, Tensor? cu_seqlens) -> Tensor");
+  // -> alpha [heads], beta [heads_k], mean number of keys that count [1].
   m.def(
-      "calibrate(Tensor q_moments, Tensor k_moments, int heads, int dim, int sequences, str mode) "
-      "-> (Tensor, Tensor, int)");
+      "calibrate(Tensor q, Tensor k, Tensor? keys, Tensor? query_mask, str mode, bool cross) "
+      "-> (Tensor, Tensor, Tensor)");
+  // Moments f64 [heads_k, 3]: count, mean, squared deviations -> alpha [heads], beta [heads_k], and
+  // how many key heads a limit was applied to.
+  m.def(
+      "calibrate_pooled(Tensor q_moments, Tensor k_moments, int heads, int dim, int sequences, "
+      "str mode) -> (Tensor, Tensor, int)");
 }

@@ -139,32 +139,57 @@ lln::MaskView mask_view(const char* name, const OptionalTensor& x) {
           .device = device_of(*x)};
 }
 
+void set_keys(const OptionalTensor& keys, lln::IndexView& lengths, lln::MaskView& mask) {
+  if (!keys) return;
+  if (keys->dim() == 1) {
+    lengths = index_view("key_lengths", keys);
+  } else {
+    mask = mask_view("key_mask", keys);
+  }
+}
+
 namespace {
 
-Tensor new_strided(const Tensor& like, std::span<const std::int64_t> sizes,
+struct TorchDevice {
+  std::int32_t type = 0;
+  std::int32_t index = 0;
+};
+
+TorchDevice torch_device(const Tensor& x) {
+  TorchDevice device;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(x.get(), &device.type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(x.get(), &device.index));
+  return device;
+}
+
+Tensor new_strided(TorchDevice device, std::span<const std::int64_t> sizes,
                    std::span<const std::int64_t> strides, ScalarType type) {
-  std::int32_t device_type = 0;
-  std::int32_t device_index = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
   AtenTensorHandle handle = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
       static_cast<std::int64_t>(sizes.size()), sizes.data(), strides.data(),
-      torch::stable::detail::to<std::int32_t>(torch::stable::detail::from(type)), device_type,
-      device_index, &handle));
+      torch::stable::detail::to<std::int32_t>(torch::stable::detail::from(type)), device.type,
+      device.index, &handle));
   return Tensor(handle);
 }
 
-}  // namespace
-
-Tensor new_tensor(const Tensor& like, std::span<const std::int64_t> sizes, ScalarType type) {
+Tensor new_contiguous(TorchDevice device, std::span<const std::int64_t> sizes, ScalarType type) {
   std::array<std::int64_t, 4> strides{};
   std::int64_t stride = 1;
   for (std::size_t i = sizes.size(); i-- > 0;) {
     strides[i] = stride;
     stride *= std::max<std::int64_t>(sizes[i], 1);
   }
-  return new_strided(like, sizes, std::span(strides).first(sizes.size()), type);
+  return new_strided(device, sizes, std::span(strides).first(sizes.size()), type);
+}
+
+}  // namespace
+
+Tensor new_tensor(const Tensor& like, std::span<const std::int64_t> sizes, ScalarType type) {
+  return new_contiguous(torch_device(like), sizes, type);
+}
+
+Tensor new_host_tensor(std::span<const std::int64_t> sizes, ScalarType type) {
+  return new_contiguous({.type = aoti_torch_device_type_cpu()}, sizes, type);
 }
 
 Tensor new_like(const Tensor& like, std::int64_t channels) {
@@ -174,7 +199,7 @@ Tensor new_like(const Tensor& like, std::int64_t channels) {
   const std::int64_t head = room(channels);
   const std::int64_t token = head * room(sizes[1]);
   const std::array<std::int64_t, 4> strides{token * room(sizes[2]), head, token, 1};
-  return new_strided(like, sizes, strides, like.scalar_type());
+  return new_strided(torch_device(like), sizes, strides, like.scalar_type());
 }
 
 }  // namespace lln_torch

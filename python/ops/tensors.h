@@ -41,9 +41,16 @@ lln::View weight_view(const char* name, const Tensor& x);
 lln::IndexView index_view(const char* name, const OptionalTensor& x);
 // bool or uint8 [batch, tokens].
 lln::MaskView mask_view(const char* name, const OptionalTensor& x);
+// `keys` is one of the two: lengths [batch] or a mask [batch, tokens].
+void set_keys(const OptionalTensor& keys, lln::IndexView& lengths, lln::MaskView& mask);
+// The batch, or the packed sequences.
+inline std::int64_t sequence_count(const lln::ConstView& x, const lln::IndexView& cu_seqlens) {
+  return cu_seqlens.given() ? cu_seqlens.count - 1 : x.shape[0];
+}
 
 // Uninitialised, on the device of `like`.
 Tensor new_tensor(const Tensor& like, std::span<const std::int64_t> sizes, ScalarType type);
+Tensor new_host_tensor(std::span<const std::int64_t> sizes, ScalarType type);
 // [batch, head, token, channel] with `channels` channels in the order of `like`: heads inside
 // tokens where they are so there.
 Tensor new_like(const Tensor& like, std::int64_t channels);

@@ -48,9 +48,7 @@ def _roberta(**options: Any) -> PreTrainedModel:
 def _modernbert(**options: Any) -> PreTrainedModel:
     """The first layer sees everything, the second a window of four tokens to each side."""
     own = {"global_attn_every_n_layers": 2, "local_attention": 8, "cls_token_id": 1}
-    return ModernBertModel(
-        ModernBertConfig(**{**_TEXT, **own, "sep_token_id": 2, **options})
-    )
+    return ModernBertModel(ModernBertConfig(**{**_TEXT, **own, "sep_token_id": 2, **options}))
 
 
 def _vit(**options: Any) -> PreTrainedModel:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hf_models
 import pytest
 import torch
 from transformers import (
@@ -14,6 +13,7 @@ from transformers import (
     StaticCache,
 )
 
+import hf_models
 from lln_attention import hf
 
 hf.register()

@@ -49,16 +49,17 @@ class LLNCache(Cache):
     @property
     def nbytes(self) -> int:
         """Bytes of all states."""
-        return sum(layer.state.nbytes for layer in self.layers if layer.state is not None)
+        states = [layer.state for layer in self.layers if isinstance(layer, StateLayer)]
+        return sum(state.nbytes for state in states if state is not None)
 
 
-class StateLayer(CacheLayerMixin):
+class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """What one attention layer has seen."""
 
     is_sliding = False
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.state: DecodeState | None = None
         self.seen = 0  # tokens, padding included
         self.pending = False  # whether keys were handed out that no attention has taken
@@ -103,7 +104,7 @@ class NewKeys(Tensor):
 
     layer: StateLayer
     # What is computed from them is an ordinary tensor.
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def of(keys: Tensor, layer: StateLayer) -> NewKeys:

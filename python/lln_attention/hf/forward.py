@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import PreTrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ..functional import attention
@@ -74,7 +75,7 @@ def _forward(
         )
         return output, None
     _refuse(module, attention_mask, dropout, sliding_window, kwargs)
-    settings = settings_of(module.config)
+    settings = settings_of(_config_of(module))
     alpha, beta = scales_of(module, settings)
     if causal and alpha is None and settings.matching == "auto":
         raise ValueError(
@@ -96,6 +97,10 @@ def _forward(
     return output[:, :, past:].transpose(1, 2), None
 
 
+def _config_of(module: nn.Module) -> PreTrainedConfig:
+    return module.config  # type: ignore[return-value]  # where the name of the attention is, too
+
+
 def with_usual_scaling(query: Tensor, scaling: float | None) -> Tensor:
     """q such that the logits of softmax are q.k / sqrt(dim), which matching and Diag assume."""
     ratio = 1.0 if scaling is None else scaling * math.sqrt(query.shape[-1])
@@ -109,7 +114,7 @@ def _refuse(
     sliding_window: int | None,
     kwargs: dict[str, Any],
 ) -> None:
-    config = module.config
+    config = _config_of(module)
     instead = ", or use set_attn_implementation('sdpa')"
     if sliding_window is not None:
         raise NotImplementedError(

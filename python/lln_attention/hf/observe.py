@@ -88,7 +88,7 @@ def observe(model: nn.Module, callback: Callable[[Observation], None]) -> Iterat
     finally:
         for implementation, forward in replaced.items():
             if forward is None:
-                del ALL_ATTENTION_FUNCTIONS[implementation]
+                ALL_ATTENTION_FUNCTIONS.pop(implementation)
             else:
                 ALL_ATTENTION_FUNCTIONS[implementation] = forward
 
