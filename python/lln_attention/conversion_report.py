@@ -81,7 +81,7 @@ class ConversionReport:
         for stage in self.stages:
             cells = [stage.name, f"{stage.hidden_errors[-1]:.3f}"]
             cells += [f"{x:.4f}" for x in (stage.mean_cosine, stage.min_cosine)]
-            cells += [f"{stage.scores[name]:.4f}" if name in stage.scores else "" for name in scores]
+            cells += [f"{stage.scores[x]:.4f}" if x in stage.scores else "" for x in scores]
             lines.append(_row(cells))
         lines += ["", "Relative error of the hidden states, by layer (0: embeddings):", ""]
         count = max(len(stage.hidden_errors) for stage in self.stages)
@@ -89,13 +89,12 @@ class ConversionReport:
         for stage in self.stages:
             lines.append(_row([stage.name, *(f"{x:.3f}" for x in stage.hidden_errors)]))
         if self.losses:
-            lines += ["", f"{len(self.losses)} steps in {self.seconds:.0f} s. Loss (hidden states, "]
-            lines[-1] += "embedding) "
-            lines[-1] += " to ".join(
+            ends = (
                 f"({hidden:.4f}, {embedding:.4f})"
                 for hidden, embedding in (self.losses[0], self.losses[-1])
             )
-            lines[-1] += "."
+            loss = f"Loss (hidden states, embedding) from {' to '.join(ends)}."
+            lines += ["", f"{len(self.losses)} steps in {self.seconds:.0f} s. {loss}"]
         lines += ["", "| option | value |", "| --- | --- |"]
         lines += [_row([name, str(value)]) for name, value in (self.options | self.texts).items()]
         return "\n".join(lines) + "\n"

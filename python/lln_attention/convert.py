@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -62,6 +63,7 @@ def convert(
     diag_block: int = 16,
     mix: float | None = 0.5,
     mode: str = "entropy",
+    calibration_texts: Sequence[str] | None = None,
     steps: int = 300,
     batch_size: int = 64,
     learning_rate: float = 1e-4,
@@ -90,6 +92,8 @@ def convert(
             states of some of the texts closest to the teacher's; on texts that are not much longer
             than a block that is a small one, since Diag is then nearly softmax.
         mode: How alpha and beta are calibrated: paper, per_head, exact, entropy, or none.
+        calibration_texts: To calibrate on, where it is not to be the first 512 of the texts. Modes
+            exact and entropy are for 16 tokens and more: shorter texts need others here.
         steps: Of the recovery; 0 to swap and calibrate alone.
         batch_size: Texts of a step.
         learning_rate: Highest one; rises over the first 20 steps and then falls to 0 by a line.
@@ -136,8 +140,11 @@ def convert(
     batches = TextBatches(tokenizer, texts, max_tokens, batch_size, held_out, seed, device)
     model.eval()
     teacher = copy.deepcopy(model).requires_grad_(False)
-    checkpoint = _Checkpoint(folder, _fingerprint(options, batches, teacher))
-    calibration = _swap(model, batches, options)
+    checkpoint = _Checkpoint(folder, _fingerprint(options, batches, calibration_texts, teacher))
+    if calibration_texts is None:
+        calibration = _swap(model, batches.first(_CALIBRATION_TEXTS), options)
+    else:
+        calibration = _swap(model, batches.of_texts(calibration_texts), options)
     mix = _fitted_mix(model, teacher, batches) if mix is None else mix
     hf.configure(model, mix=mix)
     scores = evaluations or {}
@@ -190,17 +197,15 @@ def _validate(options: dict[str, Any], texts: int, checkpoint_every: int) -> Non
         raise ValueError("; ".join(faults))
 
 
-def _swap(model: nn.Module, batches: TextBatches, options: dict[str, Any]) -> dict[str, Any] | None:
+def _swap(model: nn.Module, batches: list[Batch], options: dict[str, Any]) -> dict[str, Any] | None:
     """Gives the model LLN attention with calibrated scales; the calibration as a dictionary."""
     hf.register()
     found = None
     if options["mode"] == "none":
         hf.configure(model, matching="none", diag_block=options["diag_block"])
     else:
-        found = calibrate(model, batches.first(_CALIBRATION_TEXTS), mode=options["mode"])
-        hf.configure(
-            model, matching="auto", calibration=found, diag_block=options["diag_block"]
-        )
+        found = calibrate(model, batches, mode=options["mode"])
+        hf.configure(model, matching="auto", calibration=found, diag_block=options["diag_block"])
     model.set_attn_implementation(options["implementation"])  # type: ignore[operator]
     return None if found is None else found.to_dict()
 
@@ -261,13 +266,22 @@ class _Checkpoint:
 
 
 def _fingerprint(
-    options: dict[str, Any], batches: TextBatches, teacher: nn.Module
+    options: dict[str, Any],
+    batches: TextBatches,
+    calibration_texts: Sequence[str] | None,
+    teacher: nn.Module,
 ) -> dict[str, Any]:
+    """What tells a conversion from others."""
     weights = hashlib.sha256()
     for name, x in teacher.state_dict().items():
         weights.update(name.encode())
         weights.update(x.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes())
-    return options | {"texts": batches.digest, "weights": weights.hexdigest()}
+    calibrated_on = json.dumps(calibration_texts and list(calibration_texts)).encode()
+    return options | {
+        "texts": batches.digest,
+        "calibration_texts": hashlib.sha256(calibrated_on).hexdigest(),
+        "weights": weights.hexdigest(),
+    }
 
 
 def _recover(

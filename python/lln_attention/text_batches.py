@@ -45,7 +45,8 @@ class TextBatches:
         seed: int,
         device: torch.device,
     ) -> None:
-        ids = tokenizer(list(texts), truncation=True, max_length=max_tokens)["input_ids"]
+        self._tokenizer, self._max_tokens = tokenizer, max_tokens
+        ids = self._tokenized(texts)
         self.digest = hashlib.sha256(json.dumps(ids).encode()).hexdigest()
         order = _shuffled(len(ids), seed)
         self._held_out = [ids[i] for i in order[:held_out]]
@@ -56,7 +57,7 @@ class TextBatches:
         self._order: list[list[int]] = []
 
     def of_step(self, step: int) -> Batch:
-        """The batch of a training step. A text that fills no batch of its pass is left out of it."""
+        """The batch of a training step; what would not fill a batch is left out of a pass."""
         per_pass = len(self._ids) // self._size
         if step // per_pass != self._pass:
             self._pass = step // per_pass
@@ -71,6 +72,10 @@ class TextBatches:
         """So many of the texts to train on."""
         return list(self._by_length(self._ids[:count]))
 
+    def of_texts(self, texts: Sequence[str]) -> list[Batch]:
+        """Other texts, by length."""
+        return list(self._by_length(self._tokenized(texts)))
+
     def summary(self) -> dict[str, float]:
         """How many texts there are, and how long they are."""
         tokens = sum(map(len, self._ids)) / len(self._ids)
@@ -79,6 +84,12 @@ class TextBatches:
             "texts_held_out": len(self._held_out),
             "mean_tokens": round(tokens, 2),
         }
+
+    def _tokenized(self, texts: Sequence[str]) -> list[list[int]]:
+        ids: list[list[int]] = self._tokenizer(
+            list(texts), truncation=True, max_length=self._max_tokens
+        )["input_ids"]
+        return ids
 
     def _ordered(self, number: int) -> list[list[int]]:
         """Batches of indices for one pass over the texts."""

@@ -211,7 +211,9 @@ def test_held_out_texts_are_never_trained_on() -> None:
 
     held_out = {word for batch in batches.held_out() for word in words(batch)}
     assert len(held_out) == 7
-    passes = [[word for i in range(5) for word in words(batches.of_step(5 * p + i))] for p in (0, 1)]
+    passes = [
+        [word for i in range(5) for word in words(batches.of_step(first + i))] for first in (0, 5)
+    ]
     for trained in passes:
         assert len(set(trained)) == 40 and not held_out & set(trained)
     assert passes[0] != passes[1]
