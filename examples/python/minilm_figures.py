@@ -17,8 +17,8 @@ import matplotlib
 import numpy as np
 
 matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402
-from matplotlib.colors import LogNorm, Normalize  # noqa: E402
+from matplotlib import pyplot
+from matplotlib.colors import LogNorm, Normalize
 
 MODES = ("none", "paper", "per_head", "exact", "entropy")
 COLORS = dict(zip(MODES, ("#7f7f7f", "#d55e00", "#0072b2", "#009e73", "#cc79a7"), strict=True))
