@@ -7,7 +7,8 @@ torch.Size([1, 8, 256, 64])
 """
 
 # SPDX-License-Identifier: Apache-2.0
+from .decode import DecodeState
 from .functional import Moments, attention, head_moments, match, update_moments
 
-__all__ = ["Moments", "attention", "head_moments", "match", "update_moments"]
+__all__ = ["DecodeState", "Moments", "attention", "head_moments", "match", "update_moments"]
 __version__ = "0.1.0"
