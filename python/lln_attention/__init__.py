@@ -8,11 +8,13 @@ torch.Size([1, 8, 256, 64])
 
 # SPDX-License-Identifier: Apache-2.0
 from .calibration import CalibratedLayer, Calibration, calibrate
+from .decode import DecodeState
 from .functional import Moments, attention, head_moments, match, update_moments
 
 __all__ = [
     "CalibratedLayer",
     "Calibration",
+    "DecodeState",
     "Moments",
     "attention",
     "calibrate",
