@@ -172,6 +172,37 @@ class DecodeState:
         """A copy that goes its own way: prefix sharing, and the way back to a saved point."""
         return copy.deepcopy(self)
 
+    def select(self, sequences: Tensor) -> DecodeState:
+        """A state of these sequences in this order: beam search, or a batch that shrinks or grows.
+
+        Args:
+            sequences: int64 [B'], each from 0 to B - 1; any of them more than once or not at all.
+
+        Example:
+            >>> import torch
+            >>> from lln_attention import DecodeState
+            >>> state = DecodeState(2, 1, 16)
+            >>> _ = state.append(None, torch.randn(2, 1, 5, 16), torch.randn(2, 1, 5, 16))
+            >>> state.select(torch.tensor([1, 1, 0])).tokens
+            tensor([5, 5, 5])
+        """
+        batch, _, heads_k, _, _ = self._sizes
+        chosen = copy.copy(self)
+        chosen._sizes = [len(sequences), *self._sizes[1:]]
+        on_device = sequences.to(self.device)
+        parts = [self._memory]
+        if self.device.type == "cpu":
+            chosen._tokens = self._tokens[sequences.cpu()]
+        else:
+            # Behind the sums of all sequences lie the counts, 8 bytes for each of their key heads.
+            counts = 8 * batch * heads_k
+            parts = list(self._memory.split([self._memory.numel() - counts, counts]))
+        chosen._memory = torch.cat([part.view(batch, -1)[on_device].flatten() for part in parts])
+        for name in ("_alpha", "_beta"):
+            scale = getattr(self, name)
+            setattr(chosen, name, scale[on_device] if scale.ndim == 2 else scale)
+        return chosen
+
     def reset(self, sequence: int | None = None) -> None:
         """Forgets everything, or one sequence, whose place another may then take."""
         if sequence is not None and not 0 <= sequence < self._sizes[0]:
