@@ -195,8 +195,8 @@ class DecodeState:
             chosen._tokens = self._tokens[sequences.cpu()]
         else:
             # Behind the sums of all sequences lie the counts, 8 bytes for each of their key heads.
-            counts = 8 * batch * heads_k
-            parts = list(self._memory.split([self._memory.numel() - counts, counts]))
+            sums = self._memory.numel() - 8 * batch * heads_k
+            parts = [self._memory[:sums], self._memory[sums:]]
         chosen._memory = torch.cat([part.view(batch, -1)[on_device].flatten() for part in parts])
         for name in ("_alpha", "_beta"):
             scale = getattr(self, name)

@@ -100,16 +100,14 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         # Under autocast rotations may have made q and k wider than v.
         q, k = q.to(v.dtype), k.to(v.dtype)
         if counts is None:
-            rows = self.state.append(q, k, v)
-        elif q.shape[2] == 1:
-            rows = self.state.append(q, k, v, lengths=counts.sum(1))
-        else:
-            # A state takes the first tokens of each sequence: those that count go there.
-            order = counts.byte().argsort(dim=1, descending=True, stable=True)[:, None, :, None]
-            sorted_qkv = (x.gather(2, order.expand_as(x)) for x in (q, k, v))
-            found = self.state.append(*sorted_qkv, lengths=counts.sum(1))
-            rows = torch.empty_like(found).scatter_(2, order.expand_as(found), found)
-        return rows
+            return _rows(self.state.append(q, k, v))
+        if q.shape[2] == 1:
+            return _rows(self.state.append(q, k, v, lengths=counts.sum(1)))
+        # A state takes the first tokens of each sequence: those that count go there.
+        order = counts.byte().argsort(dim=1, descending=True, stable=True)[:, None, :, None]
+        in_front = (x.gather(2, order.expand_as(x)) for x in (q, k, v))
+        rows = _rows(self.state.append(*in_front, lengths=counts.sum(1)))
+        return torch.empty_like(rows).scatter_(2, order.expand_as(rows), rows)
 
     def select(self, sequences: Tensor) -> None:
         """Goes on with these sequences, in this order."""
@@ -152,6 +150,15 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def get_max_length(self) -> int:
         """No limit."""
         return -1
+
+    def get_max_cache_shape(self) -> int:
+        """The same, as transformers called it before 5.12."""
+        return -1
+
+
+def _rows(found: Tensor | None) -> Tensor:
+    assert found is not None  # there were queries
+    return found
 
 
 def _new_state(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> DecodeState:
