@@ -152,7 +152,7 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return -1
 
     def get_max_cache_shape(self) -> int:
-        """The same, as transformers called it before 5.12."""
+        """The same, as older versions of transformers call it."""
         return -1
 
 
