@@ -9,6 +9,16 @@ torch.Size([1, 8, 256, 64])
 # SPDX-License-Identifier: Apache-2.0
 from .decode import DecodeState
 from .functional import Moments, attention, head_moments, match, update_moments
+from .nn import LLNAttention, LLNPlusDiagAttention
 
-__all__ = ["DecodeState", "Moments", "attention", "head_moments", "match", "update_moments"]
+__all__ = [
+    "DecodeState",
+    "LLNAttention",
+    "LLNPlusDiagAttention",
+    "Moments",
+    "attention",
+    "head_moments",
+    "match",
+    "update_moments",
+]
 __version__ = "0.1.0"
