@@ -9,6 +9,7 @@ torch.Size([1, 8, 256, 64])
 # SPDX-License-Identifier: Apache-2.0
 from .decode import DecodeState
 from .functional import Moments, attention, head_moments, match, update_moments
+from .instruments import analyze, collect, report
 from .nn import LLNAttention, LLNPlusDiagAttention
 
 __all__ = [
@@ -16,9 +17,12 @@ __all__ = [
     "LLNAttention",
     "LLNPlusDiagAttention",
     "Moments",
+    "analyze",
     "attention",
+    "collect",
     "head_moments",
     "match",
+    "report",
     "update_moments",
 ]
 __version__ = "0.1.0"
