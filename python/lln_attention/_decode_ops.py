@@ -1,4 +1,4 @@
-"""Shapes without data of the ops of decoding. They change a state in place and have no gradients."""
+"""Shapes without data of the ops of decoding, which change a state and have no gradients."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

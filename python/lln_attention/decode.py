@@ -17,8 +17,8 @@ from ._library import python_error
 class DecodeState:
     """What causal LLN attention remembers of the tokens before: a fixed number of bytes.
 
-    Appending tokens in any pieces gives the rows of the causal forward pass, to rounding. A state is
-    copied by ``copy.deepcopy`` or `fork`, and pickled like any object. It has no gradients.
+    Appending tokens in any pieces gives the rows of the causal forward pass, to rounding. A state
+    is copied by ``copy.deepcopy`` or `fork`, and pickled like any object. It has no gradients.
 
     On a CUDA device `append`, `read`, `step`, `reset` and `fork` put their work into the current
     stream and return, and can be captured in a CUDA graph; the others wait.
@@ -64,9 +64,7 @@ class DecodeState:
         device: torch.device | str = "cpu",
     ) -> None:
         place = torch.device(device)
-        self._sizes = [
-            batch, heads, heads if heads_k is None else heads_k, dim, dim if dim_v is None else dim_v
-        ]  # fmt: skip
+        self._sizes = [batch, heads, heads_k or heads, dim, dim_v or dim]
         self._kind = f"lln+diag{diag_block}" if diag_block else "lln"
         self._mix = 0.5 if isinstance(mix, Tensor) else mix
         self._feature = feature
@@ -158,8 +156,8 @@ class DecodeState:
         """Adds the tokens of another state, which follow those of this one.
 
         Args:
-            later: Filled from nothing with the same configuration. With LLN+Diag this state must end
-                at a block border in every sequence where `later` has tokens.
+            later: Filled from nothing with the same configuration. With LLN+Diag this state must
+                end at a block border in every sequence where `later` has tokens.
         """
         if later._config() != self._config():
             raise ValueError(

@@ -60,4 +60,9 @@ STABLE_TORCH_LIBRARY(lln, m) {
   m.def("decode_tokens(" LLN_STATE LLN_CONFIG ") -> Tensor");
   m.def("decode_save(" LLN_STATE LLN_CONFIG ") -> Tensor");
   m.def("decode_load(" LLN_CHANGED_STATE "Tensor bytes, " LLN_CONFIG ") -> ()");
+
+  // -> the bytes of JSON.
+  m.def(
+      "analyze(Tensor q, Tensor k, Tensor? alpha, Tensor? beta, str kinds, str matching, "
+      "bool causal, int rows, int layer, str name) -> Tensor");
 }
