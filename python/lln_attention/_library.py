@@ -29,16 +29,16 @@ def load() -> None:
     if not path.exists():
         raise ImportError(
             f"lln_attention has no compiled library: {path} does not exist. Build it with "
-            "`pip install .` in the root of the source tree, or, to use the torch that is installed "
-            "already, with `pip install --no-build-isolation .`"
+            "`pip install .` in the root of the source tree, or, with the torch that is installed, "
+            "with `pip install --no-build-isolation .`"
         )
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
         raise ImportError(
             f"torch {torch.__version__} cannot load {path}: {error.__cause__ or error}. It needs "
-            "torch >= 2.10; build it anew with `pip install --force-reinstall .` in the root of the "
-            "source tree"
+            "torch >= 2.10; build it anew with `pip install --force-reinstall .` in the root of "
+            "the source tree"
         ) from error
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .calibration_file import MODES, CalibratedLayer, Calibration
+from .functional import head_moments
 from .observation import Observation, holds_transformers
 
 __all__ = ["CalibratedLayer", "Calibration", "calibrate"]
@@ -110,17 +111,9 @@ class _Pool:
 
 
 def _head_moments(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Moments of every (sequence, head) over the channels of the tokens that count."""
-    x = x.double()
-    weight = (
-        torch.ones_like(x[:, :1])
-        if mask is None
-        else mask[:, None, :, None].expand_as(x[:, :1]).double()
-    )
-    count = weight.sum((2, 3)).expand(x.shape[:2])
-    mean = (x * weight).sum((2, 3)) / count.clamp(min=1)
-    m2 = ((x - mean[..., None, None]).square() * weight).sum((2, 3))
-    return torch.stack([count, mean, m2], dim=-1).cpu()
+    """[batch, heads, 3] of float64: what `_merged` takes."""
+    count, mean, variance = head_moments(x, mask=mask)
+    return torch.stack([count, mean, variance * (count - 1).clamp(min=0)], dim=-1)
 
 
 def _merged(sets: Tensor) -> Tensor:

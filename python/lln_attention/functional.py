@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -110,8 +110,8 @@ def attention(
         if torch.is_grad_enabled() and any(
             x is not None and x.requires_grad for x in arguments[:7]
         ):
-            return _ops.forward(*arguments)[0]  # type: ignore[no-any-return]
-        return _ops.attention(*arguments)  # type: ignore[no-any-return]
+            return _ops.forward(*arguments)[0]
+        return _ops.attention(*arguments)
     except RuntimeError as error:
         raise python_error(error) from None
 
@@ -215,7 +215,7 @@ def match(
     """
     keys = key_mask if key_lengths is None else _lengths(key_lengths, key_mask)
     try:
-        return _moments.match(  # type: ignore[no-any-return]
+        return _moments.match(
             *_readable(q, k), keys, query_mask, cu_seqlens, cu_seqlens_k, running, mode, causal,
             cross,
         )  # fmt: skip
@@ -269,7 +269,8 @@ def update_moments(
         raise python_error(error) from None
 
 
-class Moments(NamedTuple):
+@dataclass(frozen=True)
+class Moments:
     """Moments of each sequence and head over all channels of the tokens that count; float64."""
 
     count: Tensor

@@ -34,12 +34,7 @@ lln::AttentionInputs inputs_of(const Arguments& a) {
   in.v = view4("v", a.v);
   if (a.alpha) in.alpha = scale_view("alpha", *a.alpha);
   if (a.beta) in.beta = scale_view("beta", *a.beta);
-  if (a.diag_weight) {
-    in.diag_weight = weight_view("diag_weight", *a.diag_weight);
-    if (a.mix) in.lln_weight = weight_view("lln_weight", *a.mix);
-  } else if (a.mix) {
-    in.mix = weight_view("mix", *a.mix);
-  }
+  set_weights(a.mix, a.diag_weight, in);
   set_keys(a.keys, in.key_lengths, in.key_mask);
   in.cu_seqlens_q = index_view("cu_seqlens", a.cu_seqlens);
   in.cu_seqlens_k = index_view("cu_seqlens_k", a.cu_seqlens_k);
@@ -188,6 +183,12 @@ Backward backward(const Tensor& g, const Tensor& q, const Tensor& k, const Tenso
   });
 }
 
+void register_kernels(torch::stable::detail::StableLibrary& m) {
+  m.impl("attention", TORCH_BOX(&attention));
+  m.impl("forward", TORCH_BOX(&forward));
+  m.impl("backward", TORCH_BOX(&backward));
+}
+
 }  // namespace
 
 lln::AttentionOptions attention_options(const std::string& kind, bool causal, double mix,
@@ -200,16 +201,17 @@ lln::AttentionOptions attention_options(const std::string& kind, bool causal, do
   return options;
 }
 
-STABLE_TORCH_LIBRARY_IMPL(lln, CPU, m) {
-  m.impl("attention", TORCH_BOX(&attention));
-  m.impl("forward", TORCH_BOX(&forward));
-  m.impl("backward", TORCH_BOX(&backward));
+void set_weights(const OptionalTensor& mix, const OptionalTensor& diag_weight,
+                 lln::AttentionInputs& in) {
+  if (diag_weight) {
+    in.diag_weight = weight_view("diag_weight", *diag_weight);
+    if (mix) in.lln_weight = weight_view("lln_weight", *mix);
+  } else if (mix) {
+    in.mix = weight_view("mix", *mix);
+  }
 }
 
-STABLE_TORCH_LIBRARY_IMPL(lln, CUDA, m) {
-  m.impl("attention", TORCH_BOX(&attention));
-  m.impl("forward", TORCH_BOX(&forward));
-  m.impl("backward", TORCH_BOX(&backward));
-}
+STABLE_TORCH_LIBRARY_IMPL(lln, CPU, m) { register_kernels(m); }
+STABLE_TORCH_LIBRARY_IMPL(lln, CUDA, m) { register_kernels(m); }
 
 }  // namespace lln_torch

@@ -14,6 +14,10 @@ namespace lln_torch {
 lln::AttentionOptions attention_options(const std::string& kind, bool causal, double mix,
                                         const std::string& feature);
 
+// `mix` is the share of LLN, or its weight where diag_weight is given.
+void set_weights(const OptionalTensor& mix, const OptionalTensor& diag_weight,
+                 lln::AttentionInputs& in);
+
 struct Scales {
   Tensor alpha;  // [S, heads]
   Tensor beta;   // [S, heads_k]

@@ -9,6 +9,11 @@
   "Tensor q, Tensor k, Tensor v, Tensor? alpha, Tensor? beta, Tensor? mix, Tensor? diag_weight, " \
   "Tensor? keys, Tensor? cu_seqlens, Tensor? cu_seqlens_k, "
 #define LLN_OPTIONS "str kind, bool causal, float fixed_mix, str feature"
+// A decode state: bytes, int64 counts of tokens, and its configuration, where `sizes` are batch,
+// heads, heads_k, dim and dim_v.
+#define LLN_STATE "Tensor memory, Tensor tokens, "
+#define LLN_CHANGED_STATE "Tensor(a!) memory, Tensor(b!) tokens, "
+#define LLN_CONFIG "int[] sizes, str kind, float fixed_mix, str feature"
 
 STABLE_TORCH_LIBRARY(lln, m) {
   // Where alpha and beta are not given they are matched by the mode `matching`.
@@ -39,4 +44,25 @@ STABLE_TORCH_LIBRARY(lln, m) {
   m.def(
       "calibrate_pooled(Tensor q_moments, Tensor k_moments, int heads, int dim, int sequences, "
       "str mode) -> (Tensor, Tensor, int)");
+
+  m.def("decode_bytes(int[] sizes, str kind, str feature, bool on_device) -> int");
+  m.def("decode_append(" LLN_CHANGED_STATE
+        "Tensor? q, Tensor k, Tensor v, Tensor? alpha, Tensor? beta, Tensor? mix, "
+        "Tensor? diag_weight, Tensor? lengths, " LLN_CONFIG ") -> Tensor");
+  m.def("decode_step(" LLN_CHANGED_STATE
+        "Tensor q, Tensor k, Tensor v, Tensor? alpha, Tensor? beta, Tensor? mix, "
+        "Tensor? diag_weight, " LLN_CONFIG ") -> Tensor");
+  m.def("decode_read(" LLN_STATE
+        "Tensor q, Tensor? alpha, Tensor? mix, Tensor? diag_weight, " LLN_CONFIG ") -> Tensor");
+  m.def("decode_reset(" LLN_CHANGED_STATE "int sequence, " LLN_CONFIG ") -> ()");
+  m.def("decode_merge(" LLN_CHANGED_STATE "Tensor later, Tensor later_tokens, " LLN_CONFIG
+        ") -> ()");
+  m.def("decode_tokens(" LLN_STATE LLN_CONFIG ") -> Tensor");
+  m.def("decode_save(" LLN_STATE LLN_CONFIG ") -> Tensor");
+  m.def("decode_load(" LLN_CHANGED_STATE "Tensor bytes, " LLN_CONFIG ") -> ()");
+
+  // -> the bytes of JSON.
+  m.def(
+      "analyze(Tensor q, Tensor k, Tensor? alpha, Tensor? beta, str kinds, str matching, "
+      "bool causal, int rows, int layer, str name) -> Tensor");
 }

@@ -159,6 +159,13 @@ std::tuple<Tensor, Tensor, Tensor> calibrate(const Tensor& q, const Tensor& k,
   });
 }
 
+void register_kernels(torch::stable::detail::StableLibrary& m) {
+  m.impl("match", TORCH_BOX(&match_op));
+  m.impl("update_moments", TORCH_BOX(&update_moments));
+  m.impl("head_moments", TORCH_BOX(&head_moments));
+  m.impl("calibrate", TORCH_BOX(&calibrate));
+}
+
 }  // namespace
 
 Scales match(const lln::MatchingInputs& in, const Tensor& q, const lln::MatchingOptions& options) {
@@ -173,18 +180,7 @@ Scales match(const lln::MatchingInputs& in, const Tensor& q, const lln::Matching
   return scales;
 }
 
-STABLE_TORCH_LIBRARY_IMPL(lln, CPU, m) {
-  m.impl("match", TORCH_BOX(&match_op));
-  m.impl("update_moments", TORCH_BOX(&update_moments));
-  m.impl("head_moments", TORCH_BOX(&head_moments));
-  m.impl("calibrate", TORCH_BOX(&calibrate));
-}
-
-STABLE_TORCH_LIBRARY_IMPL(lln, CUDA, m) {
-  m.impl("match", TORCH_BOX(&match_op));
-  m.impl("update_moments", TORCH_BOX(&update_moments));
-  m.impl("head_moments", TORCH_BOX(&head_moments));
-  m.impl("calibrate", TORCH_BOX(&calibrate));
-}
+STABLE_TORCH_LIBRARY_IMPL(lln, CPU, m) { register_kernels(m); }
+STABLE_TORCH_LIBRARY_IMPL(lln, CUDA, m) { register_kernels(m); }
 
 }  // namespace lln_torch

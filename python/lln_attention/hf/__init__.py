@@ -23,9 +23,9 @@ except ImportError as error:
         "lln_attention.hf needs transformers: pip install 'lln-attention[hf]'"
     ) from error
 
-if int(_transformers.__version__.split(".")[0]) < 5:
+if tuple(int(part) for part in _transformers.__version__.split(".")[:2]) < (5, 10):
     raise ImportError(
-        f"lln_attention.hf needs transformers 5 or newer, found {_transformers.__version__}: "
+        f"lln_attention.hf needs transformers 5.10 or newer, found {_transformers.__version__}: "
         "pip install --upgrade transformers"
     )
 

@@ -8,14 +8,13 @@ the new keys alone, as a `NewKeys` that knows the layer, and the function asks i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-if TYPE_CHECKING:
-    from ..decode import DecodeState
+from ..decode import DecodeState
 
 
 class LLNCache(Cache):
@@ -83,8 +82,62 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, counts: Tensor | None, options: dict[str, Any]
     ) -> Tensor:
-        """Takes the new tokens into the state; the rows of q, [batch, heads, tokens, dim]."""
-        raise NotImplementedError
+        """Takes the new tokens into the state.
+
+        Args:
+            q: [batch, heads, tokens, dim].
+            k: [batch, key heads, tokens, dim].
+            v: [batch, key heads, tokens, dim of values].
+            counts: bool [batch, tokens], False for padding; None where there is none.
+            options: alpha, beta, and for LLN+Diag diag_block and mix, as `attention` takes them.
+
+        Returns:
+            The rows of q, zero where a token does not count.
+        """
+        self.pending = False
+        if self.state is None:
+            self.state = _new_state(q, k, v, options)
+        # Under autocast rotations may have made q and k wider than v.
+        q, k = q.to(v.dtype), k.to(v.dtype)
+        if counts is None:
+            return _rows(self.state.append(q, k, v))
+        if q.shape[2] == 1:
+            return _rows(self.state.append(q, k, v, lengths=counts.sum(1)))
+        # A state takes the first tokens of each sequence: those that count go there.
+        order = counts.byte().argsort(dim=1, descending=True, stable=True)[:, None, :, None]
+        in_front = (x.gather(2, order.expand_as(x)) for x in (q, k, v))
+        rows = _rows(self.state.append(*in_front, lengths=counts.sum(1)))
+        return torch.empty_like(rows).scatter_(2, order.expand_as(rows), rows)
+
+    def select(self, sequences: Tensor) -> None:
+        """Goes on with these sequences, in this order."""
+        if self.state is not None:
+            self.state = self.state.select(sequences)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """For beam search."""
+        self.select(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keeps these sequences."""
+        self.select(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Every sequence so many times."""
+        if self.state is not None:
+            each = torch.arange(len(self.state.tokens)).repeat_interleave(repeats)
+            self.select(each)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refused: sums do not say what their parts were."""
+        raise NotImplementedError(
+            "LLNCache cannot take tokens back: generate without an assistant model or prompt "
+            "lookup, or keep copy.deepcopy(cache) of the point to go back to"
+        )
+
+    def reset(self) -> None:
+        """Forgets everything."""
+        self.state, self.seen, self.pending = None, 0, False
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Number of keys that the attention function gets, and of those before them."""
@@ -97,6 +150,32 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def get_max_length(self) -> int:
         """No limit."""
         return -1
+
+    def get_max_cache_shape(self) -> int:
+        """The same, as older versions of transformers call it."""
+        return -1
+
+
+def _rows(found: Tensor | None) -> Tensor:
+    assert found is not None  # there were queries
+    return found
+
+
+def _new_state(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> DecodeState:
+    batch, heads, _, dim = q.shape
+    alpha, beta = options["alpha"], options["beta"]
+    return DecodeState(
+        batch,
+        heads,
+        dim,
+        heads_k=k.shape[1],
+        dim_v=v.shape[3],
+        alpha=1.0 if alpha is None else alpha,
+        beta=1.0 if beta is None else beta,
+        diag_block=options.get("diag_block", 0),
+        mix=options.get("mix", 0.5),
+        device=q.device,
+    )
 
 
 class NewKeys(Tensor):

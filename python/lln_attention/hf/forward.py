@@ -77,7 +77,7 @@ def _forward(
     _refuse(module, attention_mask, dropout, sliding_window, kwargs)
     settings = settings_of(_config_of(module))
     alpha, beta = scales_of(module, settings)
-    if causal and alpha is None and settings.matching == "auto":
+    if causal and alpha is None and settings.matching != "none":
         raise ValueError(
             "causal LLN attention needs alpha and beta that do not depend on the tokens to come: "
             "lln_attention.calibrate(model, batches).apply(model), or "
