@@ -26,29 +26,20 @@ import torch
 from torch import Tensor, nn
 
 import lln_attention
-from lln_attention import hf
 from lln_attention.convert import MODES, convert
 
 # What of an instrument's answer goes into tables and figures.
 NUMBERS = ("temperature", "entropy_nats", "spectral_gap", "ks", "log_var")
+ANALYZED = 16  # paragraphs that the instruments look at; all of them are calibrated on
 
 
 @torch.no_grad()
-def queries_and_keys(model: nn.Module, ids: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """q and k of every layer, [paragraphs, heads, tokens, dim] each."""
-    found: list[tuple[Tensor, Tensor]] = []
-    with hf.observe(model, lambda seen: found.append((seen.q.clone(), seen.k.clone()))):
+def heads_of(model: nn.Module, ids: Tensor) -> dict[str, list[dict[str, Any]]]:
+    """The instruments' answers for every layer and head: of softmax, and of LLN by its modes."""
+    with lln_attention.collect(model) as found:
         model(ids)
-    return found
-
-
-def heads_of(layers: list[tuple[Tensor, Tensor]], kind: str, mode: str) -> list[dict[str, Any]]:
-    """One answer of the instruments for every layer and head."""
-    answers = []
-    for layer, (q, k) in enumerate(layers):
-        for answer in lln_attention.analyze(q, k, kinds=(kind,), matching=mode):
-            answers.append(answer | {"layer": layer})
-    return answers
+    heads = {"softmax": found.analyze(kinds=("softmax",))}
+    return heads | {mode: found.analyze(kinds=("lln",), matching=mode) for mode in MODES}
 
 
 def swapped(
@@ -135,15 +126,15 @@ def main() -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     model, tokenizer = minilm.load()
     texts = minilm.paragraphs(options.text, tokenizer, options.paragraphs, options.tokens)
-    ids = tokenizer(texts, truncation=True, max_length=options.tokens, return_tensors="pt")
-    layers = queries_and_keys(model, ids["input_ids"])
-    heads = {"softmax": heads_of(layers, "softmax", "none")}
-    heads |= {mode: heads_of(layers, "lln", mode) for mode in MODES}
+    ids = tokenizer(
+        texts[:ANALYZED], truncation=True, max_length=options.tokens, return_tensors="pt"
+    )["input_ids"]
+    heads = heads_of(model, ids)
     print(table_of_layers(heads), flush=True)
     lln_attention.report(heads["softmax"] + heads["entropy"], options.folder / "heads.html")
     analysis = {
         "tokens": options.tokens,
-        "paragraphs": options.paragraphs,
+        "paragraphs": ANALYZED,
         "block": options.block,
         "part": options.part,
         "heads": heads,

@@ -52,7 +52,12 @@ def draw_heads(analysis: dict[str, Any], path: Path) -> None:
         axis.set(title=title, xlabel="head", ylabel="layer")
         axis.set_xticks(range(0, numbers.shape[1], 2))
         axis.set_yticks(range(numbers.shape[0]))
-        figure.colorbar(image, ax=axis)
+        bar = figure.colorbar(image, ax=axis)
+        if isinstance(norm, LogNorm):
+            bar.set_ticks(
+                [0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5], labels=[".1", ".2", ".3", ".5", ".7", "1", "1.5"]
+            )
+            bar.minorticks_off()
     save(figure, path)
 
 
@@ -74,8 +79,8 @@ def draw_lognormality(analysis: dict[str, Any], path: Path) -> None:
         points = np.array(chosen["qq"])
         label = f"layer {layer}, head {middle}"
         right.plot(points[:, 0], points[:, 1], color=shades[layer], label=label)
-    right.plot([-4, 4], [-4, 4], "k--", linewidth=1, label="log-normal")
-    right.set(xlim=(-4, 4), ylim=(-6, 6), xlabel="quantile of the normal")
+    right.plot([-2.5, 2.5], [-2.5, 2.5], "k--", linewidth=1, label="log-normal")
+    right.set(aspect="equal", xlabel="quantile of the normal")
     right.set(ylabel="quantile of ln P, standardised", title="the median head of each layer")
     right.legend(fontsize=8)
     save(figure, path)
@@ -102,7 +107,7 @@ def draw_matching(analysis: dict[str, Any], path: Path) -> None:
             )
         axis.axhline(0, color="k", linestyle="--", linewidth=1)
         axis.set(xlabel="layer", ylabel="LLN minus softmax", title=title)
-    axes[0].legend(title="mode", ncols=2)
+    figure.legend(*axes[0].get_legend_handles_labels(), title="mode", loc="outside right upper")
     save(figure, path)
 
 
