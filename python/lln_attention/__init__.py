@@ -12,6 +12,7 @@ from .decode import DecodeState
 from .functional import Moments, attention, head_moments, match, update_moments
 from .instruments import analyze, collect, report
 from .nn import LLNAttention, LLNPlusDiagAttention
+from .observation import Observation, observe
 
 __all__ = [
     "CalibratedLayer",
@@ -20,12 +21,14 @@ __all__ = [
     "LLNAttention",
     "LLNPlusDiagAttention",
     "Moments",
+    "Observation",
     "analyze",
     "attention",
     "calibrate",
     "collect",
     "head_moments",
     "match",
+    "observe",
     "report",
     "update_moments",
 ]

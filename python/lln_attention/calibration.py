@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .calibration_file import MODES, CalibratedLayer, Calibration
 from .functional import head_moments
-from .observation import Observation, holds_transformers
+from .observation import Observation, holds_transformers, observe
 
 __all__ = ["CalibratedLayer", "Calibration", "calibrate"]
 
@@ -33,7 +33,7 @@ def calibrate(
     taken over all sequences together, as `lln calibrate` does.
 
     Args:
-        model: A model of transformers, modules of `lln_attention.nn`, or modules that hold such.
+        model: Any module whose attention `observe` can see.
         batches: What the model is called with: mappings become keyword arguments, tuples and lists
             positional ones. Tensors are moved to the device of the model.
         mode: paper, per_head, exact or entropy.
@@ -55,7 +55,7 @@ def calibrate(
 
     total = len(batches) if isinstance(batches, Sized) else None
     device = next((x.device for x in model.parameters()), torch.device("cpu"))
-    with _evaluating(model), _observing(model, take):
+    with _evaluating(model), observe(model, take):
         for done, batch in enumerate(batches, start=1):
             _run(model, batch, device)
             if progress is not None:
@@ -63,7 +63,7 @@ def calibrate(
     if not pools:
         raise ValueError(
             f"no attention layer of {type(model).__name__} was seen: expected batches, and a model "
-            "of transformers or modules of lln_attention.nn"
+            "whose attention lln_attention.observe can see"
         )
     found = {name: pool.layer(name, mode) for name, pool in pools.items()}
     if clamped := [name for name, (_, heads) in found.items() if heads > 0]:
@@ -112,8 +112,9 @@ class _Pool:
 
 def _head_moments(x: Tensor, mask: Tensor | None) -> Tensor:
     """[batch, heads, 3] of float64: what `_merged` takes."""
-    count, mean, variance = head_moments(x, mask=mask)
-    return torch.stack([count, mean, variance * (count - 1).clamp(min=0)], dim=-1)
+    found = head_moments(x, mask=mask)
+    squares = found.variance * (found.count - 1).clamp(min=0)
+    return torch.stack([found.count, found.mean, squares], dim=-1)
 
 
 def _merged(sets: Tensor) -> Tensor:
@@ -126,27 +127,19 @@ def _merged(sets: Tensor) -> Tensor:
 
 
 @contextmanager
-def _observing(model: nn.Module, take: Callable[[Observation], None]) -> Iterator[None]:
-    with ExitStack() as stack:
-        if holds_transformers(model):
-            from .hf.observe import observe, softmax_instead
-
-            stack.enter_context(softmax_instead(model))
-            stack.enter_context(observe(model, take))
-        yield
-
-
-@contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; then as before."""
+    """Evaluation mode without gradients, transformers with softmax; then as before."""
     training = [module for module in model.modules() if module.training]
     model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
+    with ExitStack() as stack:
         for module in training:
-            module.training = True
+            stack.callback(setattr, module, "training", True)
+        stack.enter_context(torch.no_grad())
+        if holds_transformers(model):
+            from .hf.observe import softmax_instead
+
+            stack.enter_context(softmax_instead(model))
+        yield
 
 
 def _run(model: nn.Module, batch: Any, device: torch.device) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _attention_ops as _ops
 from ._library import python_error
+from .observation import observe
 
 _analyze = torch.ops.lln.analyze.default
 _KINDS = ("softmax", "lln")
@@ -104,17 +104,19 @@ class Collection:
         self.layers: dict[str, list[tuple[Tensor, Tensor]]] = {}
         self.key_mask: Tensor | None = None
 
-    def add(self, name: str, q: Tensor, k: Tensor) -> None:
-        """Takes one call; `key_mask`, where it is set, says which of its tokens count."""
+    def add(self, name: str, q: Tensor, k: Tensor, mask: Tensor | None = None) -> None:
+        """Takes one call; `mask`, or `key_mask` in its place, says which of its tokens count."""
         if q.shape[-2] != k.shape[-2]:
             return
         q, k = (x.detach().float().cpu().reshape(-1, *x.shape[-3:]) for x in (q, k))
         calls = self.layers.setdefault(name, [])
-        if self.key_mask is None:
+        if self.key_mask is not None:
+            mask = self.key_mask
+        if mask is None:
             calls.append((q, k))
             return
-        for mask, query, key in zip(self.key_mask.bool().cpu(), q, k, strict=True):
-            calls.append((query[None, :, mask], key[None, :, mask]))
+        for counts, query, key in zip(mask.bool().cpu(), q, k, strict=True):
+            calls.append((query[None, :, counts], key[None, :, counts]))
 
     def tensors(self, name: str, tokens: int | None = None) -> tuple[Tensor, Tensor]:
         """q [S, H, N, D] and k of a layer: all its sequences, cut to the same number of tokens.
@@ -145,44 +147,16 @@ class Collection:
 
 
 @contextmanager
-def _watched(take: Callable[[Tensor, Tensor], None]) -> Iterator[None]:
-    """Hands q and k of every attention to a function, before it runs."""
-    places = (
-        (nn.functional, "scaled_dot_product_attention"),
-        (_ops, "attention"),
-        (_ops, "forward"),
-    )
-
-    def watch(attention: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            named = dict(zip(("query", "key"), args, strict=False)) | kwargs
-            take(named["query"], named["key"])
-            return attention(*args, **kwargs)
-
-        return watched
-
-    originals = [getattr(module, name) for module, name in places]
-    for (module, name), original in zip(places, originals, strict=True):
-        setattr(module, name, watch(original))
-    try:
-        yield
-    finally:
-        for (module, name), original in zip(places, originals, strict=True):
-            setattr(module, name, original)
-
-
-@contextmanager
 def collect(model: nn.Module, *, key_mask: Tensor | None = None) -> Iterator[Collection]:
     """Takes the queries and keys of every attention that runs inside `model`.
 
-    Attention is seen where it is ``torch.nn.functional.scaled_dot_product_attention`` or that of
-    this package; a model that multiplies its own matrices has to be switched to one of them first.
-    Calls with as many queries as keys are taken.
+    Attention is seen as `lln_attention.observe` says. Calls with as many queries as keys are taken,
+    without the tokens that their masks leave out.
 
     Args:
         model: Any module.
-        key_mask: bool or int [B, N]: only tokens that count are taken. May be set anew for each
-            batch, as the attribute `key_mask` of what this yields.
+        key_mask: bool or int [B, N]: the tokens that count, where the model does not mask them
+            itself. May be set anew for each batch, as the attribute `key_mask` of what this yields.
 
     Example:
         >>> import torch
@@ -198,24 +172,8 @@ def collect(model: nn.Module, *, key_mask: Tensor | None = None) -> Iterator[Col
     """
     found = Collection()
     found.key_mask = key_mask
-    stack: list[str] = []
-
-    def enter(name: str) -> Callable[..., None]:
-        return lambda *_: stack.append(name)
-
-    def leave(*_: Any) -> None:
-        stack.pop()
-
-    hooks = []
-    for name, module in model.named_modules():
-        hooks.append(module.register_forward_pre_hook(enter(name)))
-        hooks.append(module.register_forward_hook(leave, always_call=True))
-    try:
-        with _watched(lambda q, k: found.add(stack[-1] if stack else "", q, k)):
-            yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with observe(model, lambda seen: found.add(seen.name, seen.q, seen.k, seen.key_mask)):
+        yield found
 
 
 def report(

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from transformers import BertForSequenceClassification
 
 import hf_models
-from lln_attention import Calibration, calibrate, hf
+import lln_attention
+from lln_attention import Calibration, LLNAttention, LLNPlusDiagAttention, calibrate, hf
 from lln_attention.calibration import CalibratedLayer
 
 hf.register()
@@ -46,9 +47,9 @@ def _expected_per_head(q: Tensor, k: Tensor, counts: Tensor) -> tuple[Tensor, Te
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_scales_follow_the_formula_over_all_batches(name: str, implementation: str) -> None:
     model = hf_models.make(name)
-    seen: dict[str, list[hf.Observation]] = {}
+    seen: dict[str, list[lln_attention.Observation]] = {}
     batch = hf_models.padded(LENGTHS)
-    with hf.observe(model, lambda call: seen.setdefault(call.name, []).append(call)):
+    with lln_attention.observe(model, lambda call: seen.setdefault(call.name, []).append(call)):
         model(**batch)
     model.set_attn_implementation(implementation)
     found = calibrate(model, _batches(LENGTHS, 1), mode="per_head")
@@ -213,3 +214,69 @@ def test_a_file_without_json(tmp_path: Path) -> None:
     path.write_text("{")
     with pytest.raises(ValueError, match="not valid JSON"):
         Calibration.load(path)
+
+
+class _Plain(nn.Module):
+    """Attention by torch's function, with a scale of its own and padding."""
+
+    def forward(self, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(
+            q, k, k, attn_mask=mask[:, None, None], scale=0.5
+        )
+
+
+def test_any_module_can_be_calibrated() -> None:
+    generator = torch.Generator().manual_seed(1)
+    q, k = (torch.randn(3, 2, 40, 8, generator=generator) for _ in range(2))
+    mask = torch.arange(40) < torch.tensor([40, 17, 23])[:, None]
+    found = calibrate(nn.ModuleDict({"a": _Plain()})["a"], [(q, k, mask)], mode="per_head")
+    alpha, beta = _expected_per_head(q * 0.5 * 8**0.5, k, mask)
+    torch.testing.assert_close(torch.tensor(found.layers[0].alpha), alpha.float())
+    torch.testing.assert_close(torch.tensor(found.layers[0].beta), beta.float())
+    assert found.layers[0].tokens == 80 / 3
+
+
+def test_modules_of_the_package_are_frozen() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        LLNAttention(32, 4, num_kv_heads=2, causal=True),
+        LLNPlusDiagAttention(32, 4, diag_block=8),
+    )
+    x = 3 * torch.randn(4, 50, 32)
+    found = calibrate(model, [x], mode="per_head")
+    assert [layer.name for layer in found.layers] == ["0", "1"]
+    q, k = (
+        projection(x).unflatten(-1, (-1, 8)).transpose(1, 2)
+        for projection in (model[0].q_proj, model[0].k_proj)
+    )
+    alpha, beta = _expected_per_head(q, k, torch.ones(4, 50, dtype=torch.bool))
+    torch.testing.assert_close(torch.tensor(found.layers[0].alpha), alpha.float())
+    torch.testing.assert_close(torch.tensor(found.layers[0].beta), beta.float())
+    found.apply(model)
+    assert [layer.matching for layer in model] == ["frozen", "frozen"]
+    assert model[1].alpha.tolist() == list(found.layers[1].alpha)
+
+
+def test_encoder_layers_of_torch_are_seen() -> None:
+    """Also in evaluation mode, where torch would run them fused; padding does not count."""
+    layer = nn.TransformerEncoderLayer(32, 4, batch_first=True).eval()
+    x = torch.randn(2, 20, 32, generator=torch.Generator().manual_seed(1))
+    padding = torch.zeros(2, 20, dtype=torch.bool)
+    padding[1, 12:] = True
+    batch = {"src": x, "src_key_padding_mask": padding}
+    (found,) = calibrate(layer, [batch], mode="per_head").layers
+    assert (found.name, found.tokens) == ("self_attn", 16)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_packed_sequences_count_one_by_one() -> None:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(1, 2, 50, 8, generator=generator)
+
+    class Packed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            ends = torch.tensor([0, 20, 50])
+            return lln_attention.attention(x, x, x, cu_seqlens=ends, matching="none")
+
+    (found,) = calibrate(Packed(), [x], mode="per_head").layers
+    assert found.tokens == 25

@@ -85,8 +85,8 @@ def test_layers_compute_attention_of_their_q_and_k(name: str, scaling: float | N
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hf.forward, "attention", seen)
-        observed: list[hf.Observation] = []
-        with hf.observe(model, observed.append):
+        observed: list[lln_attention.Observation] = []
+        with lln_attention.observe(model, observed.append):
             model(**inputs)
     q, k, v = calls[0]
     ratio = 1.0 if scaling is None else scaling * math.sqrt(8)
@@ -105,8 +105,8 @@ def test_layers_compute_attention_of_their_q_and_k(name: str, scaling: float | N
     assert torch.equal(rows[0], expected)
     assert k.shape[1] == (4 if name == "bert" else 2)  # key heads are not repeated
     layer.scaling = 8**-0.5
-    usual: list[hf.Observation] = []
-    with hf.observe(model, usual.append):
+    usual: list[lln_attention.Observation] = []
+    with lln_attention.observe(model, usual.append):
         model(**inputs)
     torch.testing.assert_close(q, usual[0].q * ratio)
 
@@ -115,7 +115,7 @@ def test_windows_of_modernbert_keep_softmax() -> None:
     model = hf_models.make("modernbert")
     inputs = _inputs("modernbert")
     names: list[str] = []
-    with hf.observe(model, lambda seen: names.append(seen.name)):
+    with lln_attention.observe(model, lambda seen: names.append(seen.name)):
         model(**inputs)
     assert names == ["layers.0.attn"]  # the one that sees everything
     outputs: dict[str, list[Tensor]] = {}

@@ -1,8 +1,7 @@
 """HuggingFace transformers with LLN attention.
 
 `register()` adds two names to transformers: attn_implementation="lln" and "lln_diag" (LLN+Diag).
-`configure()` sets their options on a model, `LLNCache` makes generation run in constant memory, and
-`observe()` shows the q and k of every attention layer, whatever its implementation is.
+`configure()` sets their options on a model, and `LLNCache` makes generation run in constant memory.
 
 Example:
     >>> from transformers import BertConfig, BertModel
@@ -29,10 +28,8 @@ if tuple(int(part) for part in _transformers.__version__.split(".")[:2]) < (5, 1
         "pip install --upgrade transformers"
     )
 
-from ..observation import Observation
 from .cache import LLNCache
-from .observe import observe
 from .registry import register
 from .settings import Settings, configure
 
-__all__ = ["LLNCache", "Observation", "Settings", "configure", "observe", "register"]
+__all__ = ["LLNCache", "Settings", "configure", "register"]

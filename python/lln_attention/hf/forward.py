@@ -6,7 +6,6 @@ cache, and an answer to everything that LLN attention cannot do.
 """
 # SPDX-License-Identifier: Apache-2.0
 
-import math
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from transformers import PreTrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ..functional import attention
+from ..observation import with_usual_scaling
 from .cache import NewKeys
 from .settings import scales_of, settings_of
 
@@ -99,12 +99,6 @@ def _forward(
 
 def _config_of(module: nn.Module) -> PreTrainedConfig:
     return module.config  # type: ignore[return-value]  # where the name of the attention is, too
-
-
-def with_usual_scaling(query: Tensor, scaling: float | None) -> Tensor:
-    """q such that the logits of softmax are q.k / sqrt(dim), which matching and Diag assume."""
-    ratio = 1.0 if scaling is None else scaling * math.sqrt(query.shape[-1])
-    return query if math.isclose(ratio, 1.0, rel_tol=1e-6) else query * ratio
 
 
 def _refuse(

@@ -1,18 +1,18 @@
-"""The q and k of every attention layer of a model, as the model runs, whatever implementation it
-has: what calibrations and instruments are made from."""
+"""The attention layers of transformers as `lln_attention.observe` sees them: with q and k as the
+layer made them, whatever its implementation does with them."""
+
 # SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ..observation import Observation
-from .forward import with_usual_scaling
+from ..observation import Observation, keys_that_count, reported, with_usual_scaling
 from .settings import IMPLEMENTATIONS, configs_of
 
 
@@ -40,43 +40,27 @@ class _Observed:
     ) -> Any:
         # Layers with a window keep softmax, so there is nothing to learn from them.
         if module in self.names and kwargs.get("sliding_window") is None:
-            is_causal = kwargs.get("is_causal")
+            causal = kwargs.get("is_causal")
             self.callback(
                 Observation(
                     self.names[module],
-                    module,
                     with_usual_scaling(query, kwargs.get("scaling")).detach(),
                     key.detach(),
-                    keys_that_count(attention_mask, key),
-                    bool(getattr(module, "is_causal", False) if is_causal is None else is_causal),
+                    _key_mask(attention_mask, key),
+                    bool(getattr(module, "is_causal", False) if causal is None else causal),
                 )
             )
         # transformers keeps the eager function of a model in the module that defines the model.
         forward = self.forward or sys.modules[type(module).__module__].eager_attention_forward
-        return forward(module, query, key, value, attention_mask, **kwargs)
+        with reported():
+            return forward(module, query, key, value, attention_mask, **kwargs)
 
 
 @contextmanager
-def observe(model: nn.Module, callback: Callable[[Observation], None]) -> Iterator[None]:
-    """While it is open, `callback` gets an `Observation` of every call of an attention layer.
-
-    The model computes what it always does. Layers with a sliding window are left out, and parts
-    that torch.compile has compiled before are not seen. For one thread at a time.
-
-    Args:
-        model: A model of transformers, or a module that holds some.
-        callback: Called before the attention itself is computed.
-
-    Example:
-        >>> import torch
-        >>> from transformers import BertConfig, BertModel
-        >>> config = BertConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=1,
-        ...                     intermediate_size=64, vocab_size=100)
-        >>> model = BertModel(config).eval()
-        >>> with observe(model, lambda seen: print(seen.name, list(seen.q.shape))):
-        ...     _ = model(torch.arange(7)[None])
-        encoder.layer.0.attention.self [1, 2, 7, 16]
-    """
+def observe_transformers(
+    model: nn.Module, callback: Callable[[Observation], None]
+) -> Iterator[None]:
+    """While it is open, `callback` gets an `Observation` of every layer that LLN can replace."""
     names = {module: name for name, module in model.named_modules()}
     replaced: dict[str, Callable[..., Any] | None] = {}
     try:
@@ -91,18 +75,6 @@ def observe(model: nn.Module, callback: Callable[[Observation], None]) -> Iterat
                 ALL_ATTENTION_FUNCTIONS.pop(implementation)
             else:
                 ALL_ATTENTION_FUNCTIONS[implementation] = forward
-
-
-def keys_that_count(mask: Tensor | None, key: Tensor) -> Tensor | None:
-    """bool [batch, keys] from the mask of any implementation: those that some query sees."""
-    if mask is None:
-        return None
-    if mask.is_floating_point():
-        mask = mask > torch.finfo(mask.dtype).min / 2
-    mask = mask.bool()
-    if mask.ndim == 4:
-        mask = mask[:, 0].any(dim=-2)
-    return mask[:, : key.shape[2]].expand(key.shape[0], -1)
 
 
 @contextmanager
@@ -120,3 +92,12 @@ def softmax_instead(model: nn.Module) -> Iterator[None]:
     finally:
         for config, implementation in switched:
             config._attn_implementation = implementation
+
+
+def _key_mask(mask: Tensor | None, key: Tensor) -> Tensor | None:
+    """bool [batch, keys] from the mask of any implementation."""
+    if mask is None:
+        return None
+    if mask.ndim == 2:
+        return mask[:, : key.shape[2]].bool()
+    return keys_that_count(mask, key)
