@@ -110,6 +110,18 @@ def table_of_layers(heads: dict[str, list[dict[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
+def table_of_swaps(swaps: list[dict[str, Any]]) -> str:
+    """What each attention in place of softmax does to the model, as a table in Markdown."""
+    titles = ("attention", "mode", "mix", "error of the last layer", "mean cosine", "STS-B")
+    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    for row in swaps[1:]:
+        mix = f"{row['mix']:g}" if row["implementation"] == "lln_diag" else ""
+        cells = [row["implementation"], row["mode"], mix, f"{row['hidden_errors'][-1]:.3f}"]
+        cells += [f"{row['mean_cosine']:.3f}", f"{row['sts']:.4f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", f"softmax: {swaps[0]['sts']:.4f}"])
+
+
 def main() -> None:
     """Parses the command line and measures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -132,13 +144,15 @@ def main() -> None:
     heads = heads_of(model, ids)
     print(table_of_layers(heads), flush=True)
     lln_attention.report(heads["softmax"] + heads["entropy"], options.folder / "heads.html")
+    swaps = all_swaps(model, tokenizer, texts, options.sts, options.part, options.block)
+    print(table_of_swaps(swaps))
     analysis = {
         "tokens": options.tokens,
         "paragraphs": ANALYZED,
         "block": options.block,
         "part": options.part,
         "heads": heads,
-        "swaps": all_swaps(model, tokenizer, texts, options.sts, options.part, options.block),
+        "swaps": swaps,
     }
     (options.folder / "analysis.json").write_text(json.dumps(analysis), encoding="utf-8")
     minilm_figures.draw(analysis, options.folder)
