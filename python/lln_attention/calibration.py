@@ -1,7 +1,7 @@
 """`calibrate`: runs a model on data, pools the moments of q and k of every attention layer, and
 finds the alpha and beta with which LLN attention concentrates as softmax does on these data."""
-# SPDX-License-Identifier: Apache-2.0
 
+# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import warnings

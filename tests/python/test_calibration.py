@@ -1,6 +1,6 @@
 """Calibrations: what calibrate() finds, where apply() puts it, and the file."""
-# SPDX-License-Identifier: Apache-2.0
 
+# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

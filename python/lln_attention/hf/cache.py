@@ -4,8 +4,8 @@ An attention function of transformers never sees the cache: the attention module
 to `Cache.update` and calls the function with what that returns. So a layer of this cache returns
 the new keys alone, as a `NewKeys` that knows the layer, and the function asks it for the rows.
 """
-# SPDX-License-Identifier: Apache-2.0
 
+# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any

@@ -4,8 +4,8 @@ transformers calls them with q, k and v [batch, heads, tokens, dim] of one layer
 between that and `lln_attention.attention`: the model's own scaling of the logits, the mask, the
 cache, and an answer to everything that LLN attention cannot do.
 """
-# SPDX-License-Identifier: Apache-2.0
 
+# SPDX-License-Identifier: Apache-2.0
 from typing import Any
 
 from torch import Tensor, nn
