@@ -165,8 +165,11 @@ def opening_of(path, text):
     text = re.sub(r"\A#![^\n]*\n", "", text)
     suffix = pathlib.PurePath(path).suffix
     if suffix == ".py":
-        docstring = re.match(r'"""(.*?)"""', text, re.DOTALL)
-        return [line.strip() for line in docstring[1].splitlines()] if docstring else []
+        docstring = re.match(r'"""(.*?)"""\n+(# SPDX[^\n]*)?', text, re.DOTALL)
+        if not docstring:
+            return []
+        licence = (docstring[2] or "").removeprefix("# ")
+        return [line.strip() for line in (docstring[1] + "\n" + licence).splitlines()]
     mark = "//" if suffix in CPP | {".js"} else "#"
     lines = itertools.takewhile(lambda line: line.startswith(mark), text.splitlines())
     return [line.removeprefix(mark).strip() for line in lines]
