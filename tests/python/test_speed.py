@@ -1,16 +1,17 @@
 """Cost of a call: what it adds to the kernel, and the kernel against plain torch, in one run.
 
-Times are the least of many, so that other work on the machine is left out; ratios are of calls that
-take turns.
+Times are the least of many, of one thread on the processor, so that other work on the machine is
+left out; ratios are of calls that take turns.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -24,11 +25,19 @@ def least(calls: list[Callable[[], Any]], rounds: int, repeats: int = 1) -> list
     times = [float("inf")] * len(calls)
     for _ in range(rounds):
         for i, call in enumerate(calls):
-            start = time.perf_counter()
+            start = time.thread_time()
             for _ in range(repeats):
                 call()
-            times[i] = min(times[i], (time.perf_counter() - start) / repeats)
+            times[i] = min(times[i], (time.thread_time() - start) / repeats)
     return times
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def identity(q: Tensor, k: Tensor, v: Tensor, alpha: float, beta: float) -> Tensor:
