@@ -3,13 +3,14 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
-import dense
 import pytest
 import torch
 from torch import Tensor
 
+import dense
 from lln_attention import attention, match
 
 FEATURES = ("exp", "elu", "relu", "softplus", "power2", "power3")
@@ -144,7 +145,7 @@ def test_packed_sequences(causal: bool, index: torch.dtype) -> None:
     q, k, v = inputs(batch=1, dtype=torch.float32)
     scales: dict[str, Any] = {"alpha": 1.2, "beta": 1.1} if causal else {}
     o = attention(q, k, v, causal=causal, diag_block=8, cu_seqlens=cu_seqlens, **scales)
-    for first, last in zip(bounds, bounds[1:], strict=False):
+    for first, last in itertools.pairwise(bounds):
         rows = (x[:, :, first:last] for x in (q, k, v))
         expected = attention(*rows, causal=causal, diag_block=8, **scales)
         torch.testing.assert_close(o[:, :, first:last], expected, rtol=0, atol=1e-6)
@@ -154,7 +155,7 @@ def test_packed_sequences(causal: bool, index: torch.dtype) -> None:
 
 @pytest.mark.parametrize("causal", (False, True))
 def test_views_of_any_layout(causal: bool) -> None:
-    """Heads inside tokens, a slice of a fused projection, expanded heads; results keep q's order."""
+    """Heads inside tokens, slices of a fused projection, expanded heads; o has the order of q."""
     fused = torch.randn(2, 33, 3, 4, 16)
     q, k, v = fused.transpose(1, 3).unbind(2)
     assert q.stride(1) < q.stride(2)
