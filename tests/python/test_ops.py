@@ -69,7 +69,8 @@ def test_moment_ops() -> None:
         torch.ops.lln.update_moments.default, (running, q, k, mask, None, None, None, 0.9, False)
     )
     opcheck(torch.ops.lln.head_moments.default, (q, mask, None))
-    opcheck(torch.ops.lln.calibrate.default, (q, k, mask, None, "per_head", False))
+    moments = torch.tensor([[80.0, 0.1, 70.0], [80.0, 0.0, 90.0]], dtype=torch.float64)
+    opcheck(torch.ops.lln.calibrate.default, (moments, moments, 4, 8, 2, "entropy"))
 
 
 def test_decode_ops() -> None:
