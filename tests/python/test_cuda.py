@@ -156,7 +156,7 @@ def test_two_devices() -> None:
         pytest.skip("there is one CUDA device")
     x = torch.randn(1, 2, 64, 64, device="cuda:1")
     torch.testing.assert_close(
-        attention(x, x, x).cpu(), attention(*[x.cpu()] * 3), atol=1e-3, rtol=0
+        attention(x, x, x).cpu(), attention(x.cpu(), x.cpu(), x.cpu()), rtol=0, atol=1e-3
     )
 
 
