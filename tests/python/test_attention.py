@@ -20,8 +20,10 @@ def inputs(
     batch: int = 2, heads: int = 4, heads_k: int = 2, n: int = 37, m: int = 37, d: int = 16,
     dv: int = 24, dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    shapes = ((batch, heads, n, d), (batch, heads_k, m, d), (batch, heads_k, m, dv))
-    return tuple(torch.randn(s).to(dtype).requires_grad_() for s in shapes)  # type: ignore[return-value]
+    q, k = torch.randn(batch, heads, n, d), torch.randn(batch, heads_k, m, d)
+    v = torch.randn(batch, heads_k, m, dv)
+    q, k, v = (x.to(dtype).requires_grad_() for x in (q, k, v))
+    return q, k, v
 
 
 def scale(*shape: int) -> Tensor:
