@@ -183,6 +183,20 @@ def test_no_copy_of_views() -> None:
     assert allocated < 1.5 * q.numel() * 4
 
 
+def test_threads_change_no_bit() -> None:
+    """The threads are torch's: as many as it is told to use, and the same result for any number."""
+    q, k, v = inputs(batch=1, n=3000, m=3000, dtype=torch.float32)
+    threads = torch.get_num_threads()
+    found = []
+    for count in (1, 2, 5):
+        torch.set_num_threads(count)
+        o = attention(q, k, v, diag_block=64)
+        found.append((o, *torch.autograd.grad(o, (q, k, v), torch.ones_like(o))))
+    torch.set_num_threads(threads)
+    for other in found[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(found[0], other, strict=True))
+
+
 def test_empty_tensors() -> None:
     q, k, v = inputs(n=0, m=5, dtype=torch.float32)
     assert attention(q, k, v).shape == (2, 4, 0, 24)
