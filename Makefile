@@ -10,7 +10,7 @@ FOLDERS := include src cli conformance bench fuzz report python/ops tests exampl
 
 # Files for clang-tidy, unless some are named. What is compiled once per vector target is left out:
 # clang-tidy takes minutes on it.
-TIDY ?= $(sort $(wildcard src/api/*.cc src/c/*.cc src/reference/*.cc src/io/*.cc cli/*.cc conformance/*.cc \
+TIDY ?= $(sort $(wildcard src/api/*.cc src/c/*.cc src/reference/*.cc src/io/*.cc cli/*.cc report/*.cc conformance/*.cc \
   $(filter-out bench/machine_loops.cc,$(wildcard bench/*.cc))))
 
 .PHONY: help setup build demo bench wheel test format lint install clean

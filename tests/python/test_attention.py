@@ -20,8 +20,10 @@ def inputs(
     batch: int = 2, heads: int = 4, heads_k: int = 2, n: int = 37, m: int = 37, d: int = 16,
     dv: int = 24, dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    shapes = ((batch, heads, n, d), (batch, heads_k, m, d), (batch, heads_k, m, dv))
-    return tuple(torch.randn(s).to(dtype).requires_grad_() for s in shapes)  # type: ignore[return-value]
+    q, k = torch.randn(batch, heads, n, d), torch.randn(batch, heads_k, m, d)
+    v = torch.randn(batch, heads_k, m, dv)
+    q, k, v = (x.to(dtype).requires_grad_() for x in (q, k, v))
+    return q, k, v
 
 
 def scale(*shape: int) -> Tensor:
@@ -179,6 +181,20 @@ def test_no_copy_of_views() -> None:
         attention(q, k, v)
     allocated = sum(max(0, e.self_cpu_memory_usage) for e in profile.events())
     assert allocated < 1.5 * q.numel() * 4
+
+
+def test_threads_change_no_bit() -> None:
+    """The threads are torch's: as many as it is told to use, and the same result for any number."""
+    q, k, v = inputs(batch=1, n=3000, m=3000, dtype=torch.float32)
+    threads = torch.get_num_threads()
+    found = []
+    for count in (1, 2, 5):
+        torch.set_num_threads(count)
+        o = attention(q, k, v, diag_block=64)
+        found.append((o, *torch.autograd.grad(o, (q, k, v), torch.ones_like(o))))
+    torch.set_num_threads(threads)
+    for other in found[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(found[0], other, strict=True))
 
 
 def test_empty_tensors() -> None:

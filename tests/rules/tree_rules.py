@@ -36,8 +36,9 @@ ALLOWED_INCLUDES = {
     "conformance": {"lln", "math", "api/kernel.h", "fmt", "cuda_runtime.h"},
     "bench": {"lln", "math", "io", "conformance", "cpu/highway.h", "fmt", "hwy", "cuda_runtime.h",
               "cuda_bf16.h", "cuda_fp16.h"},
-    "report": set(),
+    "report": {"lln", "fmt", "nlohmann"},
     "cli": {"lln", "io", "conformance", "bench", "report", "fmt", "CLI", "nlohmann", "Eigen"},
+    "python/ops": {"lln", "report", "nlohmann", "torch"},
 }
 SYSTEM_FOLDERS = ("cli", "src/io", "src/cpu", "src/cuda")
 TORCH = {"torch", "ATen", "c10"}
