@@ -52,13 +52,13 @@ class LLNCache(Cache):
         return sum(state.nbytes for state in states if state is not None)
 
 
-class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+class StateLayer(CacheLayerMixin):
     """What one attention layer has seen."""
 
     is_sliding = False
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.state: DecodeState | None = None
         self.seen = 0  # tokens, padding included
         self.pending = False  # whether keys were handed out that no attention has taken
