@@ -42,11 +42,13 @@ def _head_moments_fake(x: Tensor, tokens: Tensor | None, cu_seqlens: Tensor | No
 
 
 @torch.library.register_fake("lln::calibrate")
-def _calibrate_fake(q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _calibrate_fake(
+    q_moments: Tensor, k_moments: Tensor, heads: int, *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     return (
-        torch.empty(q.shape[1], dtype=torch.float32, device="cpu"),
-        torch.empty(k.shape[1], dtype=torch.float32, device="cpu"),
-        torch.empty(1, dtype=torch.float64, device="cpu"),
+        q_moments.new_empty(heads, dtype=torch.float32),
+        k_moments.new_empty(len(k_moments), dtype=torch.float32),
+        k_moments.new_empty((), dtype=torch.int64),
     )
 
 

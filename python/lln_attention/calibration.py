@@ -1,7 +1,7 @@
 """`calibrate`: runs a model on data, pools the moments of q and k of every attention layer, and
 finds the alpha and beta with which LLN attention concentrates as softmax does on these data."""
-# SPDX-License-Identifier: Apache-2.0
 
+# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import warnings
@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import _moment_ops as _moments
+from ._library import python_error
 from .calibration_file import MODES, CalibratedLayer, Calibration
 from .functional import head_moments
 from .observation import Observation, holds_transformers, observe
@@ -91,7 +93,8 @@ class _Pool:
     def take(self, seen: Observation) -> None:
         """Adds the sequences of one call."""
         of_k = _head_moments(seen.k, seen.key_mask)  # [batch, key heads, 3]
-        of_q = _head_moments(seen.q, seen.key_mask)
+        self_attention = seen.q.shape[2] == seen.k.shape[2]
+        of_q = _head_moments(seen.q, seen.key_mask if self_attention else None)
         # Query heads that share a key head are one set of numbers.
         of_q = of_q.reshape(len(of_q), of_k.shape[1], -1, 3).transpose(1, 2).flatten(0, 1)
         self.q = _merged(torch.cat([self.q[None], of_q]))
@@ -102,12 +105,15 @@ class _Pool:
         """alpha and beta from all that was taken, and to how many key heads a limit applied."""
         if self.sequences == 0:
             raise ValueError(f"layer {name!r}: no token of any batch counts")
-        alpha, beta, clamped = torch.ops.lln.calibrate_pooled(
-            self.q, self.k, self.heads, self.dim, self.sequences, mode
-        )
+        try:
+            alpha, beta, clamped = _moments.calibrate(
+                self.q, self.k, self.heads, self.dim, self.sequences, mode
+            )
+        except RuntimeError as error:
+            raise ValueError(f"layer {name!r}: {python_error(error)}") from None
         tokens = float(self.k[0, 0]) / (self.dim * self.sequences)
         scales = (tuple(x.tolist()) for x in (alpha, beta))
-        return CalibratedLayer(name, self.dim, tokens, *scales), clamped
+        return CalibratedLayer(name, self.dim, tokens, *scales), int(clamped)
 
 
 def _head_moments(x: Tensor, mask: Tensor | None) -> Tensor:

@@ -5,8 +5,8 @@ for other models they make the concentration of LLN independent of the single se
 the JSON that `lln calibrate` writes and that the program and the C++ library read. How the numbers
 are found is in calibration.py.
 """
-# SPDX-License-Identifier: Apache-2.0
 
+# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

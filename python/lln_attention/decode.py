@@ -258,4 +258,6 @@ def _row(x: Tensor) -> Tensor:
             "decoding has no gradients: call it under torch.no_grad(), or use the causal "
             "lln_attention.attention to train"
         )
+    if x.dtype == torch.float64:
+        raise NotImplementedError("decoding takes float32, bfloat16 and float16, found float64")
     return x if x.stride(-1) == 1 else x.contiguous()

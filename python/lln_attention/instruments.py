@@ -76,6 +76,7 @@ def analyze(
 
     def on_host(x: Tensor) -> Tensor:
         x = x.detach().cpu()
+        x = x.float() if x.dtype == torch.float64 else x
         return x if x.stride(-1) == 1 else x.contiguous()
 
     try:

@@ -29,19 +29,17 @@ std::vector<lln::Moments> moments_of(const char* name, const Tensor& x) {
   return moments;
 }
 
-Tensor tensor_of(const Tensor& like, const std::vector<float>& numbers) {
+Tensor tensor_of(const std::vector<float>& numbers) {
   Tensor x =
-      new_tensor(like, std::array{static_cast<std::int64_t>(numbers.size())}, ScalarType::Float);
+      new_host_tensor(std::array{static_cast<std::int64_t>(numbers.size())}, ScalarType::Float);
   std::copy(numbers.begin(), numbers.end(), static_cast<float*>(x.data_ptr()));
   return x;
 }
 
-std::tuple<Tensor, Tensor, std::int64_t> calibrate_pooled(const Tensor& q_moments,
-                                                          const Tensor& k_moments,
-                                                          std::int64_t heads, std::int64_t dim,
-                                                          std::int64_t sequences,
-                                                          const std::string& mode) {
-  return translate_errors([&]() -> std::tuple<Tensor, Tensor, std::int64_t> {
+std::tuple<Tensor, Tensor, Tensor> calibrate(const Tensor& q_moments, const Tensor& k_moments,
+                                             std::int64_t heads, std::int64_t dim,
+                                             std::int64_t sequences, const std::string& mode) {
+  return translate_errors([&]() -> std::tuple<Tensor, Tensor, Tensor> {
     std::vector<lln::ClampedHead> clamped;
     const lln::CalibratedLayer layer =
         lln::calibrate(lln::PooledMoments{.heads = heads,
@@ -50,13 +48,14 @@ std::tuple<Tensor, Tensor, std::int64_t> calibrate_pooled(const Tensor& q_moment
                                           .k = moments_of("k_moments", k_moments),
                                           .sequences = sequences},
                        lln::parse_matching(mode), &clamped);
-    return {tensor_of(q_moments, layer.alpha), tensor_of(k_moments, layer.beta),
-            static_cast<std::int64_t>(clamped.size())};
+    Tensor count = new_host_tensor(std::array<std::int64_t, 0>{}, ScalarType::Long);
+    *static_cast<std::int64_t*>(count.data_ptr()) = static_cast<std::int64_t>(clamped.size());
+    return {tensor_of(layer.alpha), tensor_of(layer.beta), count};
   });
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(lln, CPU, m) { m.impl("calibrate_pooled", TORCH_BOX(&calibrate_pooled)); }
+STABLE_TORCH_LIBRARY_IMPL(lln, CPU, m) { m.impl("calibrate", TORCH_BOX(&calibrate)); }
 
 }  // namespace lln_torch

@@ -35,15 +35,11 @@ STABLE_TORCH_LIBRARY(lln, m) {
       "update_moments(Tensor(a!) running, Tensor q, Tensor k, Tensor? keys, Tensor? query_mask, "
       "Tensor? cu_seqlens, Tensor? cu_seqlens_k, float decay, bool cross) -> ()");
   m.def("head_moments(Tensor x, Tensor? tokens, Tensor? cu_seqlens) -> Tensor");
-  // -> alpha [heads], beta [heads_k], mean number of keys that count [1].
-  m.def(
-      "calibrate(Tensor q, Tensor k, Tensor? keys, Tensor? query_mask, str mode, bool cross) "
-      "-> (Tensor, Tensor, Tensor)");
   // Moments f64 [heads_k, 3]: count, mean, squared deviations -> alpha [heads], beta [heads_k], and
-  // how many key heads a limit was applied to.
+  // the number of key heads that a limit was applied to, [].
   m.def(
-      "calibrate_pooled(Tensor q_moments, Tensor k_moments, int heads, int dim, int sequences, "
-      "str mode) -> (Tensor, Tensor, int)");
+      "calibrate(Tensor q_moments, Tensor k_moments, int heads, int dim, int sequences, str mode) "
+      "-> (Tensor, Tensor, Tensor)");
 
   m.def("decode_bytes(int[] sizes, str kind, str feature, bool on_device) -> int");
   m.def("decode_append(" LLN_CHANGED_STATE

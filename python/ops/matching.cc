@@ -7,7 +7,6 @@
 #include <tuple>
 #include <vector>
 
-#include "lln/calibration.h"
 #include "lln/error.h"
 #include "ops/attention.h"
 #include "ops/errors.h"
@@ -138,32 +137,10 @@ Tensor head_moments(const Tensor& x, const OptionalTensor& tokens,
   });
 }
 
-// alpha [heads] and beta [heads_k] of all sequences together, and the mean number of keys that
-// count [1]; in host memory.
-std::tuple<Tensor, Tensor, Tensor> calibrate(const Tensor& q, const Tensor& k,
-                                             const OptionalTensor& keys,
-                                             const OptionalTensor& query_mask,
-                                             const std::string& mode, bool cross) {
-  return translate_errors([&]() -> std::tuple<Tensor, Tensor, Tensor> {
-    const lln::MatchingInputs in = inputs_of(q, k, keys, query_mask, {}, {}, cross);
-    const lln::CalibratedLayer layer =
-        lln::calibrate(in, lln::parse_matching(mode), nullptr, exec_for(q, 2 * q.numel()));
-    const auto tensor = [](const auto& values, ScalarType type) {
-      Tensor out = new_host_tensor(std::array{static_cast<std::int64_t>(values.size())}, type);
-      std::copy(values.begin(), values.end(),
-                static_cast<std::decay_t<decltype(values[0])>*>(out.data_ptr()));
-      return out;
-    };
-    return {tensor(layer.alpha, ScalarType::Float), tensor(layer.beta, ScalarType::Float),
-            tensor(std::array{layer.tokens}, ScalarType::Double)};
-  });
-}
-
 void register_kernels(torch::stable::detail::StableLibrary& m) {
   m.impl("match", TORCH_BOX(&match_op));
   m.impl("update_moments", TORCH_BOX(&update_moments));
   m.impl("head_moments", TORCH_BOX(&head_moments));
-  m.impl("calibrate", TORCH_BOX(&calibrate));
 }
 
 }  // namespace

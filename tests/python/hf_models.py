@@ -1,7 +1,7 @@
 """Small models of transformers with random weights: every family that the package names, made
 without the network. The weights are large enough that attention is far from uniform."""
-# SPDX-License-Identifier: Apache-2.0
 
+# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable

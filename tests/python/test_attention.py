@@ -3,13 +3,14 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
-import dense
 import pytest
 import torch
 from torch import Tensor
 
+import dense
 from lln_attention import attention, match
 
 FEATURES = ("exp", "elu", "relu", "softplus", "power2", "power3")
@@ -19,8 +20,10 @@ def inputs(
     batch: int = 2, heads: int = 4, heads_k: int = 2, n: int = 37, m: int = 37, d: int = 16,
     dv: int = 24, dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    shapes = ((batch, heads, n, d), (batch, heads_k, m, d), (batch, heads_k, m, dv))
-    return tuple(torch.randn(s).to(dtype).requires_grad_() for s in shapes)  # type: ignore[return-value]
+    q, k = torch.randn(batch, heads, n, d), torch.randn(batch, heads_k, m, d)
+    v = torch.randn(batch, heads_k, m, dv)
+    q, k, v = (x.to(dtype).requires_grad_() for x in (q, k, v))
+    return q, k, v
 
 
 def scale(*shape: int) -> Tensor:
@@ -144,7 +147,7 @@ def test_packed_sequences(causal: bool, index: torch.dtype) -> None:
     q, k, v = inputs(batch=1, dtype=torch.float32)
     scales: dict[str, Any] = {"alpha": 1.2, "beta": 1.1} if causal else {}
     o = attention(q, k, v, causal=causal, diag_block=8, cu_seqlens=cu_seqlens, **scales)
-    for first, last in zip(bounds, bounds[1:], strict=False):
+    for first, last in itertools.pairwise(bounds):
         rows = (x[:, :, first:last] for x in (q, k, v))
         expected = attention(*rows, causal=causal, diag_block=8, **scales)
         torch.testing.assert_close(o[:, :, first:last], expected, rtol=0, atol=1e-6)
@@ -154,7 +157,7 @@ def test_packed_sequences(causal: bool, index: torch.dtype) -> None:
 
 @pytest.mark.parametrize("causal", (False, True))
 def test_views_of_any_layout(causal: bool) -> None:
-    """Heads inside tokens, a slice of a fused projection, expanded heads; results keep q's order."""
+    """Heads inside tokens, slices of a fused projection, expanded heads; o has the order of q."""
     fused = torch.randn(2, 33, 3, 4, 16)
     q, k, v = fused.transpose(1, 3).unbind(2)
     assert q.stride(1) < q.stride(2)
@@ -178,6 +181,20 @@ def test_no_copy_of_views() -> None:
         attention(q, k, v)
     allocated = sum(max(0, e.self_cpu_memory_usage) for e in profile.events())
     assert allocated < 1.5 * q.numel() * 4
+
+
+def test_threads_change_no_bit() -> None:
+    """The threads are torch's: as many as it is told to use, and the same result for any number."""
+    q, k, v = inputs(batch=1, n=3000, m=3000, dtype=torch.float32)
+    threads = torch.get_num_threads()
+    found = []
+    for count in (1, 2, 5):
+        torch.set_num_threads(count)
+        o = attention(q, k, v, diag_block=64)
+        found.append((o, *torch.autograd.grad(o, (q, k, v), torch.ones_like(o))))
+    torch.set_num_threads(threads)
+    for other in found[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(found[0], other, strict=True))
 
 
 def test_empty_tensors() -> None:

@@ -1,6 +1,6 @@
 """Calibrations: what calibrate() finds, where apply() puts it, and the file."""
-# SPDX-License-Identifier: Apache-2.0
 
+# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json
@@ -145,6 +145,31 @@ def test_nothing_to_calibrate() -> None:
         calibrate(nn.Linear(3, 3), [torch.zeros(1, 3)])
     with pytest.raises(ValueError, match="mode is 'ema': expected one of paper, per_head"):
         calibrate(model, [], mode="ema")
+
+
+def test_numbers_that_are_none() -> None:
+    class Broken(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.scaled_dot_product_attention(x, x, x)
+
+    with pytest.raises(ValueError, match=r"layer '0': calibrate: .*q of key head 1 has count"):
+        x = torch.randn(1, 2, 20, 8)
+        x[0, 1, 3, 2] = torch.nan
+        calibrate(nn.Sequential(Broken()), [x])
+
+
+def test_cross_attention_of_torch_is_seen() -> None:
+    """As many queries as there are; the keys' mask is not theirs."""
+    layer = nn.TransformerDecoderLayer(32, 4, batch_first=True).eval()
+    generator = torch.Generator().manual_seed(1)
+    x, memory = (torch.randn(2, n, 32, generator=generator) for n in (30, 20))
+    padding = torch.arange(20) >= torch.tensor([[20], [16]])
+    batch = {"tgt": x, "memory": memory, "memory_key_padding_mask": padding}
+    found = calibrate(layer, [batch], mode="per_head").layers
+    assert [(each.name, each.tokens) for each in found] == [
+        ("self_attn", 30),
+        ("multihead_attn", 18),
+    ]
 
 
 def test_limits_are_reported() -> None:

@@ -1,6 +1,6 @@
 """Generation in constant memory gives the tokens of a causal forward over everything."""
-# SPDX-License-Identifier: Apache-2.0
 
+# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import copy

@@ -1,6 +1,6 @@
 """LLN attention in models of transformers: swapped in and back, trained, compiled, saved."""
-# SPDX-License-Identifier: Apache-2.0
 
+# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import copy

@@ -1,6 +1,6 @@
 """A sequence gives the same outputs and gradients in a padded batch as alone."""
-# SPDX-License-Identifier: Apache-2.0
 
+# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import pytest

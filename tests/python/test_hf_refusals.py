@@ -1,6 +1,6 @@
 """What LLN attention cannot do inside transformers is refused, with what to do in its place."""
-# SPDX-License-Identifier: Apache-2.0
 
+# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import pytest

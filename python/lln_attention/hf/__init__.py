@@ -13,8 +13,8 @@ Example:
     >>> model.set_attn_implementation("lln_diag")
     >>> hf.configure(model, diag_block=16)
 """
-# SPDX-License-Identifier: Apache-2.0
 
+# SPDX-License-Identifier: Apache-2.0
 try:
     import transformers as _transformers
 except ImportError as error:

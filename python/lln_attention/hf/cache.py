@@ -4,8 +4,8 @@ An attention function of transformers never sees the cache: the attention module
 to `Cache.update` and calls the function with what that returns. So a layer of this cache returns
 the new keys alone, as a `NewKeys` that knows the layer, and the function asks it for the rows.
 """
-# SPDX-License-Identifier: Apache-2.0
 
+# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any
@@ -52,13 +52,13 @@ class LLNCache(Cache):
         return sum(state.nbytes for state in states if state is not None)
 
 
-class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+class StateLayer(CacheLayerMixin):
     """What one attention layer has seen."""
 
     is_sliding = False
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.state: DecodeState | None = None
         self.seen = 0  # tokens, padding included
         self.pending = False  # whether keys were handed out that no attention has taken

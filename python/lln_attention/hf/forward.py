@@ -4,8 +4,8 @@ transformers calls them with q, k and v [batch, heads, tokens, dim] of one layer
 between that and `lln_attention.attention`: the model's own scaling of the logits, the mask, the
 cache, and an answer to everything that LLN attention cannot do.
 """
-# SPDX-License-Identifier: Apache-2.0
 
+# SPDX-License-Identifier: Apache-2.0
 from typing import Any
 
 from torch import Tensor, nn
@@ -88,6 +88,11 @@ def _forward(
     if diag:
         options |= {"diag_block": settings.diag_block, "mix": settings.mix}
     if isinstance(key, NewKeys):
+        if not causal:
+            raise NotImplementedError(
+                "LLNCache is for causal attention: call a model that sees tokens to come without "
+                "past_key_values"
+            )
         return key.attend(query, value, attention_mask, options).transpose(1, 2), None
     past = key.shape[2] - query.shape[2] if causal else 0
     if past > 0:

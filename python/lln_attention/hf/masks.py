@@ -3,8 +3,8 @@
 Causality is an argument of the attention itself. A mask that says anything else is refused, since
 LLN never forms the matrix that it would be laid over.
 """
-# SPDX-License-Identifier: Apache-2.0
 
+# SPDX-License-Identifier: Apache-2.0
 from collections.abc import Callable
 from typing import Any
 

@@ -1,6 +1,6 @@
 """The names that transformers learns: which function each one runs, and which mask it gets."""
-# SPDX-License-Identifier: Apache-2.0
 
+# SPDX-License-Identifier: Apache-2.0
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from .forward import lln_diag_forward, lln_forward

@@ -5,8 +5,8 @@ config.json and from_pretrained() reads them back. alpha and beta of a calibrati
 of the attention modules, which move with the model between devices. Neither is a weight: the state
 dict and every parameter stay as they are.
 """
-# SPDX-License-Identifier: Apache-2.0
 
+# SPDX-License-Identifier: Apache-2.0
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
