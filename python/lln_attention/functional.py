@@ -97,8 +97,10 @@ def attention(
     if query_mask is not None and alpha is None:
         alpha, beta = match(
             q, k, mode=matching, key_mask=key_mask, key_lengths=key_lengths, query_mask=query_mask,
-            cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k,
+            cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, causal=causal,
         )  # fmt: skip
+    if kind[0] == "d":
+        alpha = beta = None
     arguments = (
         q if q.stride(-1) == 1 else q.contiguous(),
         k if k.stride(-1) == 1 else k.contiguous(),

@@ -212,6 +212,11 @@ def test_mix_of_zero_is_the_blocks_alone() -> None:
     o = attention(q, k, v, causal=True, diag_block=8, mix=0.0)
     expected = dense.attention(q, k, v, alpha=1.0, beta=1.0, causal=True, diag_block=8, mix=0.0)
     torch.testing.assert_close(o.double(), expected, rtol=0, atol=1e-6)
+    alpha = torch.ones(4, requires_grad=True)
+    given = attention(q, k, v, causal=True, diag_block=8, mix=0.0, alpha=alpha, beta=1.0)
+    assert torch.equal(given, o)
+    given.sum().backward()
+    assert alpha.grad is None
 
 
 def test_large_keys_do_not_overflow() -> None:

@@ -87,23 +87,17 @@ def test_decode_ops() -> None:
     rest = (alpha, beta, None, None)
     one = [x[:, :, :1] for x in (q, k, v)]
     lengths = torch.tensor([9, 4])
-    # Schemas and shapes; tracing needs a gradient's registration, and these ops have none.
-    tests = ("test_schema", "test_faketensor")
     ops = torch.ops.lln
-    opcheck(
-        ops.decode_append.default, (*state(), q, k, v, *rest, lengths, *config), test_utils=tests
-    )
-    opcheck(
-        ops.decode_append.default, (*state(), None, k, v, *rest, None, *config), test_utils=tests
-    )
-    opcheck(ops.decode_step.default, (*state(), *one, *rest, *config), test_utils=tests)
-    opcheck(ops.decode_read.default, (*state(), q, alpha, None, None, *config), test_utils=tests)
-    opcheck(ops.decode_reset.default, (*state(), 1, *config), test_utils=tests)
-    opcheck(ops.decode_merge.default, (*state(), *state(), *config), test_utils=tests)
-    opcheck(ops.decode_tokens.default, (*state(), *config), test_utils=tests)
-    opcheck(ops.decode_save.default, (*state(), *config), test_utils=tests)
+    opcheck(ops.decode_append.default, (*state(), q, k, v, *rest, lengths, *config))
+    opcheck(ops.decode_append.default, (*state(), None, k, v, *rest, None, *config))
+    opcheck(ops.decode_step.default, (*state(), *one, *rest, *config))
+    opcheck(ops.decode_read.default, (*state(), q, alpha, None, None, *config))
+    opcheck(ops.decode_reset.default, (*state(), 1, *config))
+    opcheck(ops.decode_merge.default, (*state(), *state(), *config))
+    opcheck(ops.decode_tokens.default, (*state(), *config))
+    opcheck(ops.decode_save.default, (*state(), *config))
     saved = ops.decode_save(*state(), *config)
-    opcheck(ops.decode_load.default, (*state(), saved, *config), test_utils=tests)
+    opcheck(ops.decode_load.default, (*state(), saved, *config))
 
 
 def test_instrument_ops() -> None:
@@ -111,7 +105,6 @@ def test_instrument_ops() -> None:
     opcheck(
         torch.ops.lln.analyze.default,
         (q, q, None, None, "softmax,lln", "per_head", False, 0, 0, "layer"),
-        test_utils=("test_schema", "test_faketensor"),
     )
 
 
