@@ -232,6 +232,10 @@ def test_compiled_without_a_graph_break(name: str, implementation: str) -> None:
     expected = torch.autograd.grad(_output(model, inputs).square().sum(), used)
     for one, other in zip(gradients, expected, strict=True):
         assert (one - other).abs().max() <= 1e-5 * other.abs().max()
+    shorter = inputs | {key: inputs[key][:, :21] for key in ("input_ids", "attention_mask")}
+    torch.testing.assert_close(
+        compiled(**shorter)[0], _output(model, shorter), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_layers_without_a_calibration_match_each_sequence() -> None:
