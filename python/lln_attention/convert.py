@@ -90,8 +90,8 @@ def convert(
         The report, also in the folder as report.json and report.md.
 
     Raises:
-        ValueError: An argument is out of range; there are too few texts; or the checkpoint of the
-            folder is of another conversion.
+        ValueError: An argument is out of range; there are too few texts; the model is converted
+            already; or the checkpoint of the folder is of another conversion.
 
     Example:
         >>> from transformers import BertModel, AutoTokenizer
@@ -115,7 +115,7 @@ def convert(
         "held_out": held_out,
         "seed": seed,
     }
-    _validate(options, len(texts), checkpoint_every)
+    _validate(model, options, len(texts), checkpoint_every)
     device = next(model.parameters()).device
     batches = TextBatches(tokenizer, texts, max_tokens, batch_size, held_out, seed, device)
     model.eval()
@@ -125,7 +125,8 @@ def convert(
         calibration = _swap(model, batches.first(_CALIBRATION_TEXTS), options)
     else:
         calibration = _swap(model, batches.of_texts(calibration_texts), options)
-    mix = _fitted_mix(model, teacher, batches) if mix is None else mix
+    if mix is None and implementation == "lln_diag":
+        mix = _fitted_mix(model, teacher, batches)
     hf.configure(model, mix=mix)
     scores = evaluations or {}
 
@@ -155,9 +156,18 @@ def convert(
     return report
 
 
-def _validate(options: dict[str, Any], texts: int, checkpoint_every: int) -> None:
+def _validate(model: nn.Module, options: dict[str, Any], texts: int, checkpoint_every: int) -> None:
     faults = []
-    for name, known in (("mode", MODES), ("implementation", ("lln", "lln_diag"))):
+    implementations = ("lln", "lln_diag")
+    now = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if now is None:
+        faults.append(f"model is a {type(model).__name__}: expected a model of transformers")
+    elif now in implementations:
+        faults.append(
+            f"the model has attention {now!r} already: give it as it was loaded, also to go on "
+            "after an interruption"
+        )
+    for name, known in (("mode", MODES), ("implementation", implementations)):
         if options[name] not in known:
             faults.append(f"{name} is {options[name]!r}: expected one of {', '.join(known)}")
     for name, least in (("steps", 0), ("batch_size", 1), ("max_tokens", 1), ("held_out", 1)):
@@ -211,7 +221,7 @@ def _fingerprint(
     weights = hashlib.sha256()
     for name, x in teacher.state_dict().items():
         weights.update(name.encode())
-        weights.update(x.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes())
+        weights.update(x.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     calibrated_on = json.dumps(calibration_texts and list(calibration_texts)).encode()
     return options | {
         "texts": batches.digest,

@@ -202,6 +202,14 @@ def test_all_faults_are_named(model: Any) -> None:
         assert part in text
 
 
+def test_a_model_is_converted_once(model: Any) -> None:
+    run(model, steps=0)
+    with pytest.raises(ValueError, match=r"attention 'lln_diag' already: give it as it was loaded"):
+        run(model, steps=0)
+    with pytest.raises(ValueError, match=r"model is a Linear: expected a model of transformers"):
+        run(torch.nn.Linear(2, 2))
+
+
 def test_held_out_texts_are_never_trained_on() -> None:
     texts = [f"w{i} " * (1 + i % 7) for i in range(1, 48)]
     batches = TextBatches(WordTokenizer(), texts, 48, 8, 7, 3, torch.device("cpu"))
