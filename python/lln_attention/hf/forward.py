@@ -67,9 +67,9 @@ def _forward(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    causal = bool(is_causal if is_causal is not None else getattr(module, "is_causal", False))
+    causal = causality(module, is_causal)
     if sliding_window is not None and not causal:
-        # A window is local already: these layers keep softmax, at a cost linear in the tokens.
+        # What is far is masked here anyway: these layers keep softmax.
         output, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, False
         )
@@ -102,8 +102,15 @@ def _forward(
     return output[:, :, past:].transpose(1, 2), None
 
 
+def causality(module: nn.Module, is_causal: bool | None) -> bool:
+    """Whether a layer is causal, by the rule of transformers: the argument, else the module."""
+    return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+
+
 def _config_of(module: nn.Module) -> PreTrainedConfig:
-    return module.config  # type: ignore[return-value]  # where the name of the attention is, too
+    config = module.config
+    assert isinstance(config, PreTrainedConfig)  # transformers found the attention's name there
+    return config
 
 
 def _refuse(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..observation import Observation, keys_that_count, reported, with_usual_scaling
+from .forward import causality
 from .settings import IMPLEMENTATIONS, configs_of
 
 
@@ -40,14 +41,13 @@ class _Observed:
     ) -> Any:
         # Layers with a window keep softmax, so there is nothing to learn from them.
         if module in self.names and kwargs.get("sliding_window") is None:
-            causal = kwargs.get("is_causal")
             self.callback(
                 Observation(
                     self.names[module],
                     with_usual_scaling(query, kwargs.get("scaling")).detach(),
                     key.detach(),
                     _key_mask(attention_mask, key),
-                    bool(getattr(module, "is_causal", False) if causal is None else causal),
+                    causality(module, kwargs.get("is_causal")),
                 )
             )
         # transformers keeps the eager function of a model in the module that defines the model.
