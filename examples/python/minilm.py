@@ -68,14 +68,15 @@ def embeddings(
     """Of every text, as the model's authors take it: mean over tokens, of length 1."""
     ids = tokenizer(list(texts), truncation=True, max_length=MAX_TOKENS)["input_ids"]
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-    result = torch.empty(len(ids), model.config.hidden_size)
+    found: dict[int, Tensor] = {}
     for begin in range(0, len(order), batch_size):
         chosen = order[begin : begin + batch_size]
         batch = padded([ids[i] for i in chosen], tokenizer.pad_token_id)
         states = model(**batch).last_hidden_state
         weights = batch["attention_mask"][..., None].to(states.dtype)
-        result[chosen] = functional.normalize((states * weights).sum(1) / weights.sum(1), dim=-1)
-    return result
+        means = (states * weights).sum(1) / weights.sum(1)
+        found |= zip(chosen, functional.normalize(means, dim=-1), strict=True)
+    return torch.stack([found[i] for i in range(len(ids))])
 
 
 def padded(ids: Sequence[list[int]], padding: int) -> dict[str, Tensor]:
