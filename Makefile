@@ -6,14 +6,14 @@ JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 SET ?= bench/sets/cpu.txt
 PROGRAM := build/release/bin/lln
-FOLDERS := include src cli conformance bench fuzz report tests examples
+FOLDERS := include src cli conformance bench fuzz report python/ops tests examples
 
 # Files for clang-tidy, unless some are named. What is compiled once per vector target is left out:
 # clang-tidy takes minutes on it.
-TIDY ?= $(sort $(wildcard src/api/*.cc src/c/*.cc src/reference/*.cc src/io/*.cc cli/*.cc conformance/*.cc \
+TIDY ?= $(sort $(wildcard src/api/*.cc src/c/*.cc src/reference/*.cc src/io/*.cc cli/*.cc report/*.cc conformance/*.cc \
   $(filter-out bench/machine_loops.cc,$(wildcard bench/*.cc))))
 
-.PHONY: help setup build demo bench test format lint install clean
+.PHONY: help setup build demo bench wheel test format lint install clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -34,9 +34,14 @@ bench: build ## time the problems of SET (bench/sets/cpu.txt): a table, and buil
 	@python3 bench/page.py --table build/bench.json
 	@echo "results: build/bench.json"
 
-test: build ## all tests, then the quick ones again under the sanitizers
+wheel: build ## build the wheel of the Python package: build/wheels
+	@tools/setup test
+	@tools/python_package wheel
+
+test: build ## all tests, those of the Python package, then the quick ones under the sanitizers
 	@tools/setup test
 	ctest --preset release -j $(JOBS)
+	@tools/python_package test
 	@cmake --preset asan
 	@cmake --build --preset asan -j $(JOBS)
 	ctest --preset asan -j $(JOBS)

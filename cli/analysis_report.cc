@@ -25,7 +25,7 @@ constexpr std::array kModes = {Matching::none, Matching::paper, Matching::per_he
 
 void append(const LayerFindings& found, bool brief, Json& list) {
   for (const HeadFinding& head : found.heads) {
-    list.push_back(brief ? to_brief_json(head) : to_json(head));
+    list.push_back(brief ? report::to_brief_json(head) : report::to_json(head));
   }
 }
 

@@ -112,7 +112,7 @@ Findings analyze_dump(const Request& request, const AnalysisRequest& analysis,
                                                   .beta = layer.beta.view},
                                                  analysis, where, threads, progress);
     warn_of_limits(of_layer, fmt::format("layer {}", io::printable(layer.name)), progress);
-    for (const HeadFinding& head : of_layer.heads) found.results.push_back(to_json(head));
+    for (const HeadFinding& head : of_layer.heads) found.results.push_back(report::to_json(head));
     const Shape& shape = layer.q.view.shape;
     sequences = std::max(sequences, shape[0]);
     heads = std::max(heads, shape[1]);
@@ -210,7 +210,7 @@ std::string to_text(const Findings& found, const Request& request,
   std::string text =
       fmt::format("{}: {}\n", request.gaussian.empty() ? "q and k of the file" : "Gaussian q and k",
                   fmt::join(facts, ", "));
-  if (std::any_of(analysis.kinds.begin(), analysis.kinds.end(), has_scales)) {
+  if (std::any_of(analysis.kinds.begin(), analysis.kinds.end(), report::has_scales)) {
     text += fmt::format("alpha and beta: {}\n", to_string(analysis.matching));
   }
   text += "\n" + table(found.results);

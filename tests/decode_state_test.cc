@@ -105,6 +105,25 @@ TEST(DecodeState, MergeFollowsWithLaterTokens) {
   }
 }
 
+TEST(DecodeState, AStateGoesOnInTheMemoryThatAnotherLeft) {
+  Stream stream("append:f32:cpu:b2h4k2n70d16:lln+diag32");
+  OwnedState whole(stream.config), first(stream.config);
+  stream.append(whole, 0, 40);
+  stream.append(first, 0, 40);
+  const std::vector<std::int64_t> tokens = {first->tokens(0), first->tokens(1)};
+  *first = DecodeState::resume(stream.config, first.memory(), tokens);
+  EXPECT_EQ(saved(first), saved(whole));
+  stream.append(whole, 40, 70);
+  stream.append(first, 40, 70);
+  EXPECT_EQ(saved(first), saved(whole));
+
+  const auto refused = [&](std::vector<std::int64_t> counts) {
+    return error_of([&] { DecodeState::resume(stream.config, first.memory(), counts); });
+  };
+  EXPECT_TRUE(contains(refused({1}), "1 counts of tokens are given: expected 2"));
+  EXPECT_TRUE(contains(refused({70, -1}), "sequence 1 has -1 tokens: expected 0 to"));
+}
+
 TEST(DecodeState, MergeWithAnEmptyStateChangesNoBit) {
   Stream stream("append:f32:cpu:b1h2n70d16:lln+diag32");
   OwnedState state(stream.config), empty(stream.config), other(stream.config);

@@ -229,6 +229,36 @@ TEST(Calibrate, PoolsTheSequencesOfALayer) {
   }
 }
 
+TEST(Calibrate, FromMomentsOfBatches) {
+  const Tensor q = normal_tensor(13, {5, 4, 90, 16}, 0.7), k = normal_tensor(14, {5, 2, 90, 16});
+  const std::vector<std::int32_t> lengths = {90, 31, 0, 7, 64};
+  const MatchingInputs all{
+      .q = q.view(), .k = k.view(), .key_lengths = IndexView(std::span(lengths))};
+  PooledMoments pooled{.heads = 4, .dim = 16};
+  pooled.q.resize(2);
+  pooled.k.resize(2);
+  std::vector<Moments> of_q(5 * 4), of_k(5 * 2);
+  head_moments({.x = q.view(), .lengths = all.key_lengths}, of_q);
+  head_moments({.x = k.view(), .lengths = all.key_lengths}, of_k);
+  for (std::size_t s = 0; s < 5; ++s) {
+    for (std::size_t h = 0; h < 4; ++h) {
+      pooled.q[h / 2] = merge(pooled.q[h / 2], of_q[s * 4 + h]);
+    }
+    for (std::size_t h = 0; h < 2; ++h) pooled.k[h] = merge(pooled.k[h], of_k[s * 2 + h]);
+    if (of_k[s * 2].count > 0) ++pooled.sequences;
+  }
+  for (const Matching mode :
+       {Matching::paper, Matching::per_head, Matching::exact, Matching::entropy}) {
+    const CalibratedLayer expected = calibrate(all, mode), found = calibrate(pooled, mode);
+    EXPECT_EQ(found.dim, expected.dim);
+    EXPECT_EQ(found.tokens, expected.tokens);
+    for (std::size_t h = 0; h < 4; ++h) EXPECT_FLOAT_EQ(found.alpha[h], expected.alpha[h]);
+    for (std::size_t h = 0; h < 2; ++h) EXPECT_FLOAT_EQ(found.beta[h], expected.beta[h]);
+  }
+  EXPECT_NE(calibrate(pooled, Matching::entropy).beta[0],
+            calibrate(pooled, Matching::entropy).beta[1]);
+}
+
 TEST(Calibrate, PaddingAndLimits) {
   const Tensor q = normal_tensor(9, {2, 1, 40, 8}), k = normal_tensor(10, {2, 1, 40, 8}, 5);
   const std::vector<std::int32_t> lengths = {40, 10};
@@ -255,6 +285,15 @@ TEST(Calibrate, Refusals) {
                   Matching::entropy);
       },
       {"calibrate: no token of forward:f32:cpu:b1h2n5d8:lln"});
+  test::expect_error(
+      [&] {
+        calibrate(PooledMoments{.heads = 3, .q = {{1, 0, 0}, {}}, .k = {{1, 0, 1}, {1, 0, 1}}},
+                  Matching::none);
+      },
+      {"calibrate: 4 faults in pooled moments", "mode none finds no scales",
+       "heads is 3: expected a positive multiple of the 2 key heads",
+       "dim is 0, sequences is 0: expected both positive",
+       "q of key head 1 has count 0, mean 0, m2 0"});
 }
 
 }  // namespace

@@ -37,6 +37,20 @@ struct Calibration {
 CalibratedLayer calibrate(const MatchingInputs& in, Matching mode,
                           std::vector<ClampedHead>* clamped = nullptr, const Exec& exec = {});
 
+// Moments of one layer over any number of sequences, for data that come in batches: sums of
+// head_moments() by merge().
+struct PooledMoments {
+  std::int64_t heads = 0;       // query heads; a multiple of the number of key heads
+  std::int64_t dim = 0;         // of the heads
+  std::vector<Moments> q = {};  // one per key head, over the query heads that share it
+  std::vector<Moments> k = {};  // one per key head
+  std::int64_t sequences = 0;   // with at least one key that counts
+};
+
+// As above, to rounding, from moments that were pooled before.
+CalibratedLayer calibrate(const PooledMoments& pooled, Matching mode,
+                          std::vector<ClampedHead>* clamped = nullptr);
+
 // Every fault of the text is one Error with ErrorCode::io that begins with `source`.
 Calibration parse_calibration(std::string_view text, const std::string& source);
 Calibration load_calibration(const std::string& path);

@@ -51,6 +51,12 @@ class DecodeState {
   // that of the device, where one is named. `stream` is a CUDA stream, null the default one.
   DecodeState(const DecodeConfig& config, std::span<std::byte> memory, Device device = {},
               void* stream = nullptr);
+  // The state that another object of this configuration and device left in `memory`, which that one
+  // uses no more: for callers who keep memory and counts, not objects. `tokens` are those that each
+  // sequence has seen; on a device there are none to give, because they lie in its memory.
+  static DecodeState resume(const DecodeConfig& config, std::span<std::byte> memory,
+                            std::span<const std::int64_t> tokens, Device device = {},
+                            void* stream = nullptr);
   // Two objects must not share memory.
   DecodeState(const DecodeState&) = delete;
   DecodeState& operator=(const DecodeState&) = delete;
@@ -98,6 +104,9 @@ class DecodeState {
   void load(std::span<const std::byte> bytes);
 
  private:
+  struct AsItIs {};  // without a reset
+  DecodeState(AsItIs, const DecodeConfig& config, std::span<std::byte> memory, Device device,
+              void* stream);
   void check_sequence(const char* call, std::int64_t sequence) const;
   bool on_host() const noexcept { return device_.kind == DeviceKind::cpu; }
   // Tokens of every sequence of a state on a device, once it has done all its work.

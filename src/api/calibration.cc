@@ -5,7 +5,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
 
+#include "api/faults.h"
 #include "api/head_sums.h"
 #include "api/matching_rule.h"
 #include "api/memory_errors.h"
@@ -15,44 +19,72 @@
 namespace lln {
 namespace {
 
-// Both sides of one key head over all sequences, and how many of those have keys.
-struct Pooled {
-  Moments q, k;
-  std::int64_t sequences = 0;
-};
-
-std::vector<Pooled> pool(const HeadPairs& pairs, std::size_t heads_k, bool all_heads) {
-  std::vector<Pooled> pooled(all_heads ? 1 : heads_k);
+PooledMoments pool(const HeadPairs& pairs, const Problem& p) {
+  const auto heads_k = static_cast<std::size_t>(p.heads_k);
+  PooledMoments pooled{.heads = p.heads, .dim = p.dim};
+  pooled.q.resize(heads_k);
+  pooled.k.resize(heads_k);
   for (std::size_t i = 0; i < pairs.k.size(); ++i) {
-    Pooled& head = pooled[all_heads ? 0 : i % heads_k];
-    head.q = merged(head.q, pairs.q[i]);
-    head.k = merged(head.k, pairs.k[i]);
-    if (pairs.k[i].count > 0) ++head.sequences;
+    const std::size_t head = i % heads_k;
+    pooled.q[head] = merged(pooled.q[head], pairs.q[i]);
+    pooled.k[head] = merged(pooled.k[head], pairs.k[i]);
+    if (head == 0 && pairs.k[i].count > 0)
+      ++pooled.sequences;  // the same tokens count in all heads
   }
   return pooled;
 }
 
-CalibratedLayer calibrated(const MatchingInputs& in, Matching mode,
-                           std::vector<ClampedHead>* clamped, const Exec& exec) {
-  const CheckedMatching checked = check_calibration(in, mode);
-  const Problem& p = checked.problem;
-  const MatchingRule rule = matching_rule({.mode = mode}, p.dim);
-  const auto heads_k = static_cast<std::size_t>(p.heads_k);
+bool usable(const Moments& m) {
+  return m.count > 0 && std::isfinite(m.count) && std::isfinite(m.mean) && m.m2 >= 0 &&
+         std::isfinite(m.m2);
+}
+
+void check_pooled(const PooledMoments& pooled, Matching mode) {
+  Faults faults;
+  const auto heads_k = static_cast<std::int64_t>(pooled.k.size());
+  if (!reads_sequence(mode)) {
+    faults.add(fmt::format("mode {} finds no scales: expected paper, per_head, exact or entropy",
+                           to_string(mode)));
+  }
+  if (heads_k == 0 || pooled.q.size() != pooled.k.size()) {
+    faults.add(fmt::format("{} moments of q and {} of k: expected one of each per key head",
+                           pooled.q.size(), heads_k));
+  } else if (pooled.heads < 1 || pooled.heads % heads_k != 0) {
+    faults.add(fmt::format("heads is {}: expected a positive multiple of the {} key heads",
+                           pooled.heads, heads_k));
+  }
+  if (pooled.dim < 1 || pooled.sequences < 1) {
+    faults.add(fmt::format("dim is {}, sequences is {}: expected both positive", pooled.dim,
+                           pooled.sequences));
+  }
+  for (const auto& [side, heads] : {std::pair("q", &pooled.q), std::pair("k", &pooled.k)}) {
+    const auto bad = std::find_if_not(heads->begin(), heads->end(), usable);
+    if (bad == heads->end()) continue;
+    faults.add(fmt::format(
+        "{} of key head {} has count {}, mean {}, m2 {}: expected finite moments of some numbers",
+        side, bad - heads->begin(), bad->count, bad->mean, bad->m2));
+  }
+  faults.throw_any("calibrate", "pooled moments");
+}
+
+Moments merged_heads(const std::vector<Moments>& heads) {
+  return std::accumulate(heads.begin(), heads.end(), Moments{}, merged);
+}
+
+CalibratedLayer scales_of(const PooledMoments& pooled, Matching mode,
+                          std::vector<ClampedHead>* clamped) {
+  const MatchingRule rule = matching_rule({.mode = mode}, pooled.dim);
   const bool all_heads = mode == Matching::paper;
-  const std::vector<Pooled> pooled =
-      pool(sum_pairs("calibrate", in, checked, exec), heads_k, all_heads);
-  CalibratedLayer layer{.dim = p.dim};
+  const std::size_t heads_k = pooled.k.size();
+  CalibratedLayer layer{
+      .dim = pooled.dim,
+      .tokens = pooled.k[0].count / static_cast<double>(pooled.dim * pooled.sequences)};
+  const Moments all_q = merged_heads(pooled.q), all_k = merged_heads(pooled.k);
   for (std::size_t h = 0; h < heads_k; ++h) {
-    const Pooled& head = pooled[all_heads ? 0 : h];
-    if (head.q.count == 0 || head.k.count == 0) {
-      throw Error(
-          ErrorCode::invalid_argument,
-          fmt::format("calibrate: no token of {} counts: there is nothing to match", to_string(p)));
-    }
-    layer.tokens = head.k.count / static_cast<double>(p.dim) / static_cast<double>(head.sequences);
     const MatchedScales scales =
-        matched_scales(head.q.variance(), head.k.variance(), layer.tokens, rule);
-    layer.alpha.insert(layer.alpha.end(), static_cast<std::size_t>(p.heads / p.heads_k),
+        matched_scales((all_heads ? all_q : pooled.q[h]).variance(),
+                       (all_heads ? all_k : pooled.k[h]).variance(), layer.tokens, rule);
+    layer.alpha.insert(layer.alpha.end(), static_cast<std::size_t>(pooled.heads) / heads_k,
                        static_cast<float>(scales.alpha));
     layer.beta.push_back(static_cast<float>(scales.beta));
     if (clamped != nullptr && scales.clamped()) {
@@ -60,6 +92,19 @@ CalibratedLayer calibrated(const MatchingInputs& in, Matching mode,
     }
   }
   return layer;
+}
+
+CalibratedLayer calibrated(const MatchingInputs& in, Matching mode,
+                           std::vector<ClampedHead>* clamped, const Exec& exec) {
+  const CheckedMatching checked = check_calibration(in, mode);
+  const PooledMoments pooled = pool(sum_pairs("calibrate", in, checked, exec), checked.problem);
+  const auto empty = [](const Moments& m) { return m.count == 0; };
+  if (std::any_of(pooled.q.begin(), pooled.q.end(), empty) || pooled.sequences == 0) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("calibrate: no token of {} counts: there is nothing to match",
+                            to_string(checked.problem)));
+  }
+  return scales_of(pooled, mode, clamped);
 }
 
 }  // namespace
@@ -78,6 +123,12 @@ const CalibratedLayer& Calibration::layer(std::string_view name) const {
 CalibratedLayer calibrate(const MatchingInputs& in, Matching mode,
                           std::vector<ClampedHead>* clamped, const Exec& exec) {
   return memory_errors("calibrate", [&] { return calibrated(in, mode, clamped, exec); });
+}
+
+CalibratedLayer calibrate(const PooledMoments& pooled, Matching mode,
+                          std::vector<ClampedHead>* clamped) {
+  check_pooled(pooled, mode);
+  return memory_errors("calibrate", [&] { return scales_of(pooled, mode, clamped); });
 }
 
 }  // namespace lln

@@ -102,8 +102,8 @@ std::size_t decode_state_bytes(const DecodeConfig& config, Device device) {
   });
 }
 
-DecodeState::DecodeState(const DecodeConfig& config, std::span<std::byte> memory, Device device,
-                         void* stream)
+DecodeState::DecodeState(AsItIs, const DecodeConfig& config, std::span<std::byte> memory,
+                         Device device, void* stream)
     : config_(config), memory_(memory), device_(device), stream_(stream) {
   memory_errors("DecodeState", [&] {
     check_config("DecodeState", config);
@@ -125,7 +125,32 @@ DecodeState::DecodeState(const DecodeConfig& config, std::span<std::byte> memory
                               to_string(device), refusal));
     }
   });
+}
+
+DecodeState::DecodeState(const DecodeConfig& config, std::span<std::byte> memory, Device device,
+                         void* stream)
+    : DecodeState(AsItIs{}, config, memory, device, stream) {
   reset();
+}
+
+DecodeState DecodeState::resume(const DecodeConfig& config, std::span<std::byte> memory,
+                                std::span<const std::int64_t> tokens, Device device, void* stream) {
+  DecodeState state(AsItIs{}, config, memory, device, stream);
+  memory_errors("DecodeState::resume", [&] {
+    Faults faults;
+    if (tokens.size() != state.tokens_.size()) {
+      faults.add(fmt::format("{} counts of tokens are given: expected {}", tokens.size(),
+                             state.tokens_.size()));
+    }
+    for (std::size_t b = 0; b < tokens.size(); ++b) {
+      if (tokens[b] >= 0 && tokens[b] <= kMostTokens) continue;
+      faults.add(
+          fmt::format("sequence {} has {} tokens: expected 0 to {}", b, tokens[b], kMostTokens));
+    }
+    faults.throw_any("DecodeState::resume", describe(config));
+  });
+  std::copy(tokens.begin(), tokens.end(), state.tokens_.begin());
+  return state;
 }
 
 DecodeState::DecodeState(DecodeState&& other) noexcept

@@ -42,7 +42,7 @@ def line_of(text, offset):
 def code_spans(text):
     """Fenced blocks that are no programs, and inline code outside of blocks, as (offset, code)."""
     for match in FENCE.finditer(text):
-        if match[1] not in ("cpp", "c", "cmake"):
+        if match[1] not in ("cpp", "c", "cmake", "python"):
             yield match.start(2), match[2]
     outside = FENCE.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
     for match in INLINE_CODE.finditer(outside):

@@ -36,8 +36,9 @@ ALLOWED_INCLUDES = {
     "conformance": {"lln", "math", "api/kernel.h", "fmt", "cuda_runtime.h"},
     "bench": {"lln", "math", "io", "conformance", "cpu/highway.h", "fmt", "hwy", "cuda_runtime.h",
               "cuda_bf16.h", "cuda_fp16.h"},
-    "report": set(),
+    "report": {"lln", "fmt", "nlohmann"},
     "cli": {"lln", "io", "conformance", "bench", "report", "fmt", "CLI", "nlohmann", "Eigen"},
+    "python/ops": {"lln", "report", "nlohmann", "torch"},
 }
 SYSTEM_FOLDERS = ("cli", "src/io", "src/cpu", "src/cuda")
 TORCH = {"torch", "ATen", "c10"}
@@ -165,8 +166,11 @@ def opening_of(path, text):
     text = re.sub(r"\A#![^\n]*\n", "", text)
     suffix = pathlib.PurePath(path).suffix
     if suffix == ".py":
-        docstring = re.match(r'"""(.*?)"""', text, re.DOTALL)
-        return [line.strip() for line in docstring[1].splitlines()] if docstring else []
+        docstring = re.match(r'"""(.*?)"""\n+(# SPDX[^\n]*)?', text, re.DOTALL)
+        if not docstring:
+            return []
+        licence = (docstring[2] or "").removeprefix("# ")
+        return [line.strip() for line in (docstring[1] + "\n" + licence).splitlines()]
     mark = "//" if suffix in CPP | {".js"} else "#"
     lines = itertools.takewhile(lambda line: line.startswith(mark), text.splitlines())
     return [line.removeprefix(mark).strip() for line in lines]

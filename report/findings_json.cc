@@ -6,9 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <numbers>
 
-#include "analysis.h"
+#include "report/findings.h"
 
-namespace lln::cli {
+namespace lln::report {
 namespace {
 
 using Samples = std::vector<Examination>;
@@ -311,4 +311,4 @@ Json to_json(const HeadFinding& finding) {
   return json;
 }
 
-}  // namespace lln::cli
+}  // namespace lln::report

@@ -1,0 +1,159 @@
+"""What torch has to know of the ops of attention besides their kernels.
+
+Shapes without data (fake tensors, ``torch.compile``), gradients, and autocast, of the ops
+``attention``, ``forward`` and ``backward``. Arguments follow the schemas in
+``python/ops/library.cc``, in their order.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _library
+
+_library.load()
+
+attention = torch.ops.lln.attention.default
+forward = torch.ops.lln.forward.default
+backward = torch.ops.lln.backward.default
+
+# How many arguments of `forward` are tensors; the options follow them.
+_TENSORS = 10
+_OPTIONS = 4
+
+
+def like(x: Tensor, channels: int | torch.SymInt) -> Tensor:
+    """An empty tensor [B, H, N, channels] that has its heads inside its tokens where `x` has."""
+    batch, heads, tokens, _ = x.shape
+    if x.stride(1) >= x.stride(2):
+        return x.new_empty(batch, heads, tokens, channels)
+    return x.new_empty(batch, tokens, heads, channels).transpose(1, 2)
+
+
+def wide(x: Tensor) -> torch.dtype:
+    """The type of scales, weights and states beside tensors of the type of `x`."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def sequence_count(x: Tensor, cu_seqlens: Tensor | None) -> int | torch.SymInt:
+    """The batch, or the packed sequences."""
+    return x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+
+
+def _none(x: Tensor) -> Tensor:
+    return x.new_empty(0, dtype=torch.float32)
+
+
+@torch.library.register_fake("lln::attention")
+def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+    return like(q, v.shape[3])
+
+
+@torch.library.register_fake("lln::forward")
+def _forward_fake(
+    q: Tensor, k: Tensor, v: Tensor, alpha: Tensor | None, beta: Tensor | None, *rest: Any
+) -> tuple[Tensor, ...]:
+    cu_seqlens, kind, causal = rest[3], rest[5], rest[6]
+    has_lln = kind.startswith("lln")
+    sequences = sequence_count(q, cu_seqlens)
+    heads_k, dim, dim_v = k.shape[1], q.shape[3], v.shape[3]
+    saved = (_none(q), _none(q))
+    if has_lln and not causal:
+        saved = (
+            q.new_empty(sequences, heads_k, 1, dim, dtype=wide(q)),
+            q.new_empty(sequences, heads_k, dim, dim_v, dtype=wide(q)),
+        )
+    scales = (_none(q), _none(q))
+    if has_lln and alpha is None and beta is None:
+        scales = (
+            q.new_empty(sequences, q.shape[1], dtype=wide(q)),
+            q.new_empty(sequences, heads_k, dtype=wide(q)),
+        )
+    return (like(q, dim_v), *saved, *scales)
+
+
+@torch.library.register_fake("lln::backward")
+def _backward_fake(g: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    scales_wanted, weights_wanted = rest[-2:]
+
+    def optional(x: Tensor | None, wanted: bool) -> Tensor:
+        return _none(q) if x is None or not wanted else x.new_empty(x.shape)
+
+    return (
+        *(like(x, x.shape[3]) for x in (q, k, v)),
+        *(optional(x, scales_wanted) for x in rest[:2]),
+        *(optional(x, weights_wanted) for x in rest[2:4]),
+    )
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, key_lse, channel_values, alpha, beta = output
+    tensors = list(inputs[:_TENSORS])
+    if alpha.dim() == 2:  # matched
+        tensors[3:5] = alpha, beta
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, key_lse, channel_values)
+    ctx.options = inputs[_TENSORS : _TENSORS + _OPTIONS]
+
+
+def _backward(ctx: Any, g: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    needs = ctx.needs_input_grad
+    gradients: list[Tensor | None] = [None] * len(needs)
+    if g is None:
+        return tuple(gradients)
+    if g.stride(-1) != 1:
+        g = g.contiguous()
+    try:
+        found = backward(g, *ctx.saved_tensors, *ctx.options, any(needs[3:5]), any(needs[5:7]))
+    except RuntimeError as error:
+        raise _library.python_error(error) from None
+    gradients[:7] = [x if need else None for x, need in zip(found, needs[:7], strict=True)]
+    return tuple(gradients)
+
+
+def _attention_backward(ctx: Any, *_: Any) -> None:
+    raise NotImplementedError(
+        "lln::attention keeps nothing for a backward pass: where gradients are wanted call "
+        "lln_attention.attention, or lln::forward"
+    )
+
+
+def _second_backward(ctx: Any, *_: Any) -> None:
+    raise NotImplementedError(
+        "lln::backward has no derivative: gradients of gradients of LLN attention are not available"
+    )
+
+
+torch.library.register_autograd("lln::attention", _attention_backward)
+torch.library.register_autograd("lln::forward", _backward, setup_context=_setup_context)
+torch.library.register_autograd("lln::backward", _second_backward)
+
+_registrations = torch.library.Library("lln", "IMPL")
+
+
+def register_autocast(op: Any, tensors: int) -> None:
+    """Makes `op` take its first `tensors` arguments in the type of autocast, on CPU and CUDA.
+
+    What stands beside them (scales, weights) keeps its type, which is why torch's own
+    ``register_autocast`` does not do: it casts every tensor.
+    """
+
+    def register(device_type: str, key: str) -> None:
+        def in_autocast(*args: Any) -> Any:
+            dtype = torch.get_autocast_dtype(device_type)
+            cast = (x if x.dtype == torch.float64 else x.to(dtype) for x in args[:tensors])
+            with torch.autocast(device_type, enabled=False):
+                return op(*cast, *args[tensors:])
+
+        _registrations.impl(op, in_autocast, key)
+
+    register("cpu", "AutocastCPU")
+    register("cuda", "AutocastCUDA")
+
+
+register_autocast(attention, 3)
+register_autocast(forward, 3)
