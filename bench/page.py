@@ -51,6 +51,7 @@ PEERS = {
     "torch-flash": "softmax attention by torch's flash kernels, whatever the kind of the problem",
     "torch-lln-compiled": "torch-lln by `torch.compile`",
     "torch-lln-features-compiled": "torch-lln-features by `torch.compile`",
+    "lln_attention": "this library through its Python package",
 }
 
 

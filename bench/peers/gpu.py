@@ -8,8 +8,9 @@ problem in one run, with the JSON of `lln bench` as output and the name of the p
 
 All are timed alike: by events of the device, behind a kernel that waits so that the host is ahead,
 on data that is in no cache. Peers that do not know a problem are left out of it: SDPA runs the
-softmax attention of the same shapes; the LLN peers take bidirectional LLN with exp features.
-Neither takes masks, packing or decoding. With --graph forward problems alone have peers.
+softmax attention of the same shapes; the LLN peers take bidirectional LLN with exp features. Where
+the package lln_attention is installed, it is one more peer: what the same kernels take through
+Python. None takes masks, packing or decoding. With --graph forward problems alone have peers.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -28,6 +29,11 @@ try:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 except ImportError:
     sys.exit("bench/peers/gpu.py needs torch with CUDA: pip install torch")
+
+try:
+    import lln_attention
+except ImportError:
+    lln_attention = None
 
 from plain_attention import call_of, lln_features, lln_identity, softmax_attention
 from problem_text import percentile, problem_pattern, read_problems, sizes_of
@@ -55,6 +61,18 @@ def compiled(function):
     return torch.compile(function, dynamic=False)
 
 
+def through_python(kind):
+    """The Python package of this library, for LLN or LLN+Diag."""
+    block = int(kind.removeprefix("lln").removeprefix("+diag") or 0)
+
+    def attention(q, k, v, alpha, beta, causal):
+        return lln_attention.attention(
+            q, k, v, causal=causal, diag_block=block, alpha=alpha, beta=beta
+        )
+
+    return attention
+
+
 def peers_of(problem):
     """Name -> function, for what the peers know of this problem."""
     peers = {
@@ -72,6 +90,8 @@ def peers_of(problem):
                 "torch-lln-features-compiled": compiled(lln_features),
             }
         )
+    if lln_attention and problem["kind"].startswith("lln"):
+        peers["lln_attention"] = through_python(problem["kind"])
     return peers
 
 
