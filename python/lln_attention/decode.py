@@ -209,7 +209,7 @@ class DecodeState:
 
     def to_bytes(self) -> bytes:
         """The state as bytes that any machine, device and language of the library reads back."""
-        return self._run(_ops.save).numpy().tobytes()
+        return bytes(self._run(_ops.save).tolist())
 
     def load_bytes(self, data: bytes) -> None:
         """Becomes the state that `to_bytes` made.

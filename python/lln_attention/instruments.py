@@ -94,7 +94,7 @@ def analyze(
         )
     except RuntimeError as error:
         raise python_error(error) from None
-    results: Results = json.loads(found.numpy().tobytes())
+    results: Results = json.loads(bytes(found.tolist()))
     return results
 
 
