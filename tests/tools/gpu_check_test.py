@@ -42,6 +42,7 @@ class GpuCheck(unittest.TestCase):
         self.folder = pathlib.Path(folder.name)
         self.write("tests/cuda/cuda_one_test", TEST)
         self.write("tests/cuda/cuda_large_test", TEST)
+        self.write("tests/cuda/cuda_conformance_test", TEST)
 
     def write(self, name, text):
         path = self.folder / name
@@ -65,7 +66,9 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(steps["check"]["result"]["passed"], 3)
         self.assertEqual(steps["cuda_one_test"]["tests"], 2)
         self.assertEqual(steps["cuda_large_test"]["verdict"], "skipped")
+        self.assertEqual(steps["cuda_conformance_test"]["verdict"], "skipped")  # check has it
         self.assertIn("memcheck", steps)
+        self.assertIn("python", steps)
         for path in (ROOT / "bench/sets").glob("h200-*.txt"):
             recorded = json.loads((self.folder / f"{path.stem}.json").read_text())
             graph = path.stem == "h200-short"
@@ -85,6 +88,7 @@ class GpuCheck(unittest.TestCase):
         self.write("tests/cuda/cuda_one_test", "#!/bin/sh\nexit 0\n")
         _, steps = self.run_check("--only", "tests")
         self.assertEqual(steps["cuda_one_test"]["verdict"], "failed")
+        self.assertEqual(steps["cuda_conformance_test"]["verdict"], "passed")
 
     def test_no_device(self):
         report, _ = self.run_check(usable=False)
