@@ -155,9 +155,8 @@ def _weights(
     diag_block: int,
 ) -> tuple[Tensor | None, Tensor | None, float]:
     """The weights as the ops take them: mix or lln_weight, diag_weight, and mix as a number."""
-    tensor_mix = isinstance(mix, Tensor)
     if lln_weight is None and diag_weight is None:
-        if not tensor_mix:
+        if not isinstance(mix, Tensor):
             return None, None, mix
         if diag_block == 0:
             raise ValueError("mix is a tensor, and LLN alone (diag_block=0) has nothing to mix")
@@ -172,7 +171,7 @@ def _weights(
         raise ValueError(
             f"{given}_weight is given and {missing}_weight is not: give both, or mix in their place"
         )
-    if tensor_mix or mix != 0.5:
+    if isinstance(mix, Tensor) or mix != 0.5:
         raise ValueError("mix is given beside lln_weight and diag_weight, which take its place")
     return _ops.beside(q, lln_weight), _ops.beside(q, diag_weight), 0.5
 
