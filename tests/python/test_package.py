@@ -6,7 +6,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
+
+import pytest
 
 import lln_attention
 
@@ -58,3 +61,15 @@ def test_version() -> None:
     header = (ROOT / "include/lln/version.h").read_text(encoding="utf-8")
     version = re.search(r'LLN_VERSION "(.*)"', header)
     assert version is not None and version[1] == lln_attention.__version__
+
+
+def test_licences_of_what_the_wheel_carries() -> None:
+    """Every library beside that of the ops has its licence in the wheel."""
+    try:
+        files = [str(file) for file in metadata.files("lln-attention") or ()]
+    except metadata.PackageNotFoundError:
+        pytest.skip("the package is not installed")
+    licences = " ".join(file for file in files if ".dist-info/licenses/" in file)
+    carried = {Path(file).name.split(".")[0] for file in files if re.search(r"/lib\w+\.so", file)}
+    names = {"libfmt": "fmt.txt", "libhwy": "highway.txt"}
+    assert carried and all(names[library] in licences for library in carried), (carried, licences)
