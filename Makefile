@@ -35,7 +35,7 @@ bench: build ## time the problems of SET (bench/sets/cpu.txt): a table, and buil
 	@echo "results: build/bench.json"
 
 wheel: build ## build the wheel of the Python package: build/wheels
-	@tools/setup test
+	@tools/setup wheel
 	@tools/python_package wheel
 
 test: build ## all tests, those of the Python package, then the quick ones under the sanitizers

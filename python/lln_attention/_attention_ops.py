@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import _library
 
@@ -39,6 +40,26 @@ def wide(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
+def beside(x: Tensor, y: float | Tensor) -> Tensor:
+    """A scale or weight `y` in the type that it has beside tensors of the type of `x`."""
+    dtype = wide(x)
+    if not isinstance(y, Tensor):
+        return torch.full((), y, dtype=dtype, device=x.device)
+    return y if y.dtype == dtype else y.to(dtype)
+
+
+def refuse_tangents(*tensors: Tensor | None) -> None:
+    """Refuses derivatives of forward mode, which the ops would drop without a word."""
+    # The number of the innermost level, which says at no cost that there is none.
+    if forward_ad._current_level < 0:
+        return
+    if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise NotImplementedError(
+            "LLN attention has no derivatives in forward mode (torch.func.jvp, "
+            "torch.autograd.forward_ad): use torch.autograd.grad or backward()"
+        )
+
+
 def sequence_count(x: Tensor, cu_seqlens: Tensor | None) -> int | torch.SymInt:
     """The batch, or the packed sequences."""
     return x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -58,6 +79,7 @@ def _forward_fake(
     q: Tensor, k: Tensor, v: Tensor, alpha: Tensor | None, beta: Tensor | None, *rest: Any
 ) -> tuple[Tensor, ...]:
     cu_seqlens, kind, causal = rest[3], rest[5], rest[6]
+    fixed = (*rest[11:13], None, None)[:2]
     has_lln = kind.startswith("lln")
     sequences = sequence_count(q, cu_seqlens)
     heads_k, dim, dim_v = k.shape[1], q.shape[3], v.shape[3]
@@ -67,13 +89,14 @@ def _forward_fake(
             q.new_empty(sequences, heads_k, 1, dim, dtype=wide(q)),
             q.new_empty(sequences, heads_k, dim, dim_v, dtype=wide(q)),
         )
-    scales = (_none(q), _none(q))
-    if has_lln and alpha is None and beta is None:
-        scales = (
-            q.new_empty(sequences, q.shape[1], dtype=wide(q)),
-            q.new_empty(sequences, heads_k, dtype=wide(q)),
-        )
-    return (like(q, dim_v), *saved, *scales)
+    matched = alpha is None and beta is None and fixed == (None, None)
+
+    def scale(number: float | None, heads: int | torch.SymInt) -> Tensor:
+        if not has_lln or (number is None and not matched):
+            return _none(q)
+        return q.new_empty((sequences, heads) if matched else (1, 1), dtype=wide(q))
+
+    return (like(q, dim_v), *saved, scale(fixed[0], q.shape[1]), scale(fixed[1], heads_k))
 
 
 @torch.library.register_fake("lln::backward")
@@ -93,8 +116,9 @@ def _backward_fake(g: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tu
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     _, key_lse, channel_values, alpha, beta = output
     tensors = list(inputs[:_TENSORS])
-    if alpha.dim() == 2:  # matched
-        tensors[3:5] = alpha, beta
+    for place, made in ((3, alpha), (4, beta)):
+        if made.dim() == 2:  # matched, or a number
+            tensors[place] = made
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*tensors, key_lse, channel_values)
     ctx.options = inputs[_TENSORS : _TENSORS + _OPTIONS]
@@ -135,8 +159,8 @@ torch.library.register_autograd("lln::backward", _second_backward)
 _registrations = torch.library.Library("lln", "IMPL")
 
 
-def register_autocast(op: Any, tensors: int) -> None:
-    """Makes `op` take its first `tensors` arguments in the type of autocast, on CPU and CUDA.
+def register_autocast(op: Any, first: int, last: int) -> None:
+    """Makes `op` take its arguments `first` to `last` - 1 in the type of autocast, on CPU and CUDA.
 
     What stands beside them (scales, weights) keeps its type, which is why torch's own
     ``register_autocast`` does not do: it casts every tensor.
@@ -145,9 +169,12 @@ def register_autocast(op: Any, tensors: int) -> None:
     def register(device_type: str, key: str) -> None:
         def in_autocast(*args: Any) -> Any:
             dtype = torch.get_autocast_dtype(device_type)
-            cast = (x if x.dtype == torch.float64 else x.to(dtype) for x in args[:tensors])
+            cast = (
+                x if x is None or x.dtype == torch.float64 else x.to(dtype)
+                for x in args[first:last]
+            )
             with torch.autocast(device_type, enabled=False):
-                return op(*cast, *args[tensors:])
+                return op(*args[:first], *cast, *args[last:])
 
         _registrations.impl(op, in_autocast, key)
 
@@ -155,5 +182,5 @@ def register_autocast(op: Any, tensors: int) -> None:
     register("cuda", "AutocastCUDA")
 
 
-register_autocast(attention, 3)
-register_autocast(forward, 3)
+register_autocast(attention, 0, 3)
+register_autocast(forward, 0, 3)

@@ -1,4 +1,6 @@
-"""Shapes without data of the ops of decoding, which change a state and have no gradients."""
+"""Shapes without data, and autocast, of the ops of decoding: they change a state and have no
+gradients.
+"""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -56,3 +58,8 @@ def _nothing(*_: Any) -> None:
 
 for _name in ("decode_reset", "decode_merge", "decode_load"):
     torch.library.register_fake(f"lln::{_name}", _nothing)
+
+# q, k and v stand behind the two tensors of the state.
+_ops.register_autocast(append, 2, 5)
+_ops.register_autocast(step, 2, 5)
+_ops.register_autocast(read, 2, 3)

@@ -45,6 +45,11 @@ def load() -> None:
 def python_error(error: RuntimeError) -> Exception:
     """The exception that belongs to an error of an op, which always arrives as a RuntimeError."""
     text = str(error)
+    if "setup_context" in text:  # how torch says it of ops whose gradients Python registers
+        return NotImplementedError(
+            "LLN attention is not available inside torch.func.grad, vjp and other transforms of "
+            "torch.func: use torch.autograd.grad or backward()"
+        )
     head, found, rest = text.partition(": ")
     if not found or not head.startswith("lln "):
         return error

@@ -52,4 +52,5 @@ def _calibrate_fake(
     )
 
 
-_ops.register_autocast(match, 2)
+_ops.register_autocast(match, 0, 2)
+_ops.register_autocast(update_moments, 1, 3)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import _decode_ops as _ops
+from ._attention_ops import refuse_tangents
 from ._library import python_error
 
 
@@ -64,7 +65,9 @@ class DecodeState:
         device: torch.device | str = "cpu",
     ) -> None:
         place = torch.device(device)
-        self._sizes = [batch, heads, heads_k or heads, dim, dim_v or dim]
+        heads_k = heads if heads_k is None else heads_k
+        dim_v = dim if dim_v is None else dim_v
+        self._sizes = [batch, heads, heads_k, dim, dim_v]
         self._kind = f"lln+diag{diag_block}" if diag_block else "lln"
         self._mix = 0.5 if isinstance(mix, Tensor) else mix
         self._feature = feature
@@ -117,7 +120,7 @@ class DecodeState:
         o = self._run(
             _ops.append,
             None if q is None else _row(q), _row(k), _row(v),
-            self._alpha, self._beta, self._weight if mix is None else mix.float(), None, lengths,
+            self._alpha, self._beta, self._mix_of(mix), None, lengths,
         )  # fmt: skip
         return None if q is None else o
 
@@ -136,7 +139,7 @@ class DecodeState:
         return self._run(
             _ops.step,
             _row(q), _row(k), _row(v),
-            self._alpha, self._beta, self._weight if mix is None else mix.float(), None,
+            self._alpha, self._beta, self._mix_of(mix), None,
         )  # fmt: skip
 
     def read(self, q: Tensor, *, mix: Tensor | None = None) -> Tensor:
@@ -149,20 +152,26 @@ class DecodeState:
         Returns:
             [B, H, N, Dv]; zero for a sequence without a token.
         """
-        weight = self._weight if mix is None else mix.float()
-        return self._run(_ops.read, _row(q), self._alpha, weight, None)
+        return self._run(_ops.read, _row(q), self._alpha, self._mix_of(mix), None)
 
     def merge(self, later: DecodeState) -> None:
         """Adds the tokens of another state, which follow those of this one.
 
         Args:
-            later: Filled from nothing with the same configuration. With LLN+Diag this state must
-                end at a block border in every sequence where `later` has tokens.
+            later: Filled from nothing with the same configuration and beta. With LLN+Diag this
+                state must end at a block border in every sequence where `later` has tokens.
         """
         if later._config() != self._config():
             raise ValueError(
                 f"a state of {self._config()} and one of {later._config()}: "
                 "expected the same configuration"
+            )
+        # Sums are of exp(beta k); alpha and mix belong to the reader.
+        keys = (self._sizes[0], self._sizes[2])
+        if not torch.equal(self._beta.expand(keys), later._beta.to(self.device).expand(keys)):
+            raise ValueError(
+                f"a state of beta {self._beta.tolist()} and one of {later._beta.tolist()}: their "
+                "sums are of different features of the keys and cannot be added"
             )
         self._run(_ops.merge, later._memory, later._tokens)
 
@@ -222,6 +231,12 @@ class DecodeState:
         """
         self._run(_ops.load, torch.frombuffer(bytearray(data), dtype=torch.uint8))
 
+    def _mix_of(self, mix: Tensor | None) -> Tensor | None:
+        if mix is None:
+            return self._weight
+        _refuse_gradients(mix)
+        return mix.float()
+
     def _config(self) -> tuple[Any, ...]:
         return (*self._sizes, self._kind, self._mix, self._feature)
 
@@ -252,12 +267,17 @@ def _f32(x: float | Tensor, device: torch.device) -> Tensor:
     return torch.full((), x, dtype=torch.float32, device=device)
 
 
-def _row(x: Tensor) -> Tensor:
+def _refuse_gradients(x: Tensor) -> None:
     if torch.is_grad_enabled() and x.requires_grad:
         raise RuntimeError(
             "decoding has no gradients: call it under torch.no_grad(), or use the causal "
             "lln_attention.attention to train"
         )
+    refuse_tangents(x)
+
+
+def _row(x: Tensor) -> Tensor:
+    _refuse_gradients(x)
     if x.dtype == torch.float64:
         raise NotImplementedError("decoding takes float32, bfloat16 and float16, found float64")
     return x if x.stride(-1) == 1 else x.contiguous()

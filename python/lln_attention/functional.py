@@ -12,6 +12,9 @@ from . import _attention_ops as _ops
 from . import _moment_ops as _moments
 from ._library import python_error
 
+# Modes of matching that read the q and k of one call, or nothing.
+MODES = ("none", "paper", "per_head", "exact", "entropy")
+
 
 def attention(
     q: Tensor,
@@ -21,8 +24,8 @@ def attention(
     causal: bool = False,
     diag_block: int = 0,
     mix: float | Tensor = 0.5,
-    lln_weight: Tensor | None = None,
-    diag_weight: Tensor | None = None,
+    lln_weight: float | Tensor | None = None,
+    diag_weight: float | Tensor | None = None,
     alpha: float | Tensor | None = None,
     beta: float | Tensor | None = None,
     matching: str = "auto",
@@ -57,7 +60,7 @@ def attention(
         key_mask: bool [B, M], True where a key counts.
         key_lengths: int32 or int64 [B]; the first so many keys count.
         query_mask: bool [B, N] for the moments that set alpha; in self-attention the keys' mask
-            holds for queries, too.
+            holds for queries, too. Nothing else depends on it.
         cu_seqlens: Packed sequences, int32 or int64 [S + 1]: batch is 1, and sequence s holds rows
             cu_seqlens[s] to cu_seqlens[s + 1].
         cu_seqlens_k: The same for keys, where it differs.
@@ -66,8 +69,9 @@ def attention(
         [B, H, N, Dv] of the type of `q`.
 
     Raises:
-        ValueError: arguments contradict each other; the text names all that do.
-        NotImplementedError: no kernel of this build takes the call.
+        ValueError: arguments contradict each other.
+        NotImplementedError: no kernel of this build takes the call, or a derivative is wanted that
+            is not there: forward mode, torch.func, gradients of gradients.
 
     Example:
         >>> import torch
@@ -78,36 +82,28 @@ def attention(
         >>> attention(q, k, v, diag_block=64, causal=True, alpha=2.0, beta=2.0).shape
         torch.Size([2, 4, 128, 32])
     """
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     kind = "lln" if diag_block == 0 else f"lln+diag{diag_block}"
-    fixed_mix = 0.5
-    if lln_weight is not None or diag_weight is not None:
-        weight, diag_weight = _weights(lln_weight, diag_weight, wide)
-    elif isinstance(mix, Tensor):
-        weight = mix.to(wide)
-    else:
-        weight, fixed_mix = None, mix
-        if mix == 0.0 and diag_block != 0:
-            kind = f"diag{diag_block}"
+    weight, second, fixed_mix = _weights(q, mix, lln_weight, diag_weight, diag_block)
+    if weight is None and fixed_mix == 0.0 and diag_block != 0:
+        kind = f"diag{diag_block}"
+    fixed_alpha = fixed_beta = None
     if alpha is not None or beta is not None:
-        alpha, beta = _scales(alpha, beta, q, wide, matching)
-    elif matching == "auto":
-        matching = _default_matching(causal and kind[0] == "l", feature)
-    keys = key_mask if key_lengths is None else _lengths(key_lengths, key_mask)
-    if query_mask is not None and alpha is None:
-        alpha, beta = match(
-            q, k, mode=matching, key_mask=key_mask, key_lengths=key_lengths, query_mask=query_mask,
-            cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, causal=causal,
-        )  # fmt: skip
-    if kind[0] == "d":
-        alpha = beta = None
+        _check_scales(alpha, beta, matching)
+        matching = "none"
+        if kind[0] == "d":
+            alpha = beta = None
+        alpha, fixed_alpha = _scale(q, alpha)
+        beta, fixed_beta = _scale(q, beta)
+    else:
+        matching = _check_matching(matching, causal and kind[0] == "l", feature)
     arguments = (
         q if q.stride(-1) == 1 else q.contiguous(),
         k if k.stride(-1) == 1 else k.contiguous(),
         v if v.stride(-1) == 1 else v.contiguous(),
-        alpha, beta, weight, diag_weight, keys, cu_seqlens, cu_seqlens_k,
-        kind, causal, fixed_mix, feature, matching,
+        alpha, beta, weight, second, _keys(key_mask, key_lengths), cu_seqlens, cu_seqlens_k,
+        kind, causal, fixed_mix, feature, matching, query_mask, fixed_alpha, fixed_beta,
     )  # fmt: skip
+    _ops.refuse_tangents(*arguments[:7])
     try:
         if torch.is_grad_enabled() and any(
             x is not None and x.requires_grad for x in arguments[:7]
@@ -118,26 +114,25 @@ def attention(
         raise python_error(error) from None
 
 
-def _default_matching(causal: bool, feature: str) -> str:
-    if feature != "exp":
-        return "none"
-    if causal:
+def _check_matching(matching: str, causal: bool, feature: str) -> str:
+    """The mode of a call without alpha and beta."""
+    if matching == "auto":
+        matching = "none" if feature != "exp" else "per_head"
+    elif matching not in MODES:
         raise ValueError(
-            'causal attention needs alpha and beta: matching="auto" would read the whole sequence, '
-            "so that a row would depend on its future. Calibrate them once on data "
+            f"unknown matching {matching!r}: expected auto or one of {', '.join(MODES)}"
+        )
+    if causal and matching != "none":
+        raise ValueError(
+            f'causal attention needs alpha and beta: matching="{matching}" reads the whole '
+            "sequence, so that a row would depend on its future. Calibrate them once on data "
             "(lln_attention.calibrate, or `lln calibrate`) and give alpha= and beta=, or say "
             'matching="none" for alpha = beta = 1'
         )
-    return "per_head"
+    return matching
 
 
-def _scales(
-    alpha: float | Tensor | None,
-    beta: float | Tensor | None,
-    q: Tensor,
-    wide: torch.dtype,
-    matching: str,
-) -> tuple[Tensor, Tensor]:
+def _check_scales(alpha: float | Tensor | None, beta: float | Tensor | None, matching: str) -> None:
     if alpha is None or beta is None:
         given, missing = ("alpha", "beta") if beta is None else ("beta", "alpha")
         raise ValueError(f"{given} is given and {missing} is not: give both, or none of them")
@@ -145,30 +140,55 @@ def _scales(
         raise ValueError(
             f'matching="{matching}" finds alpha and beta, which are given: leave out one of the two'
         )
-    return _scale(alpha, q, wide), _scale(beta, q, wide)
 
 
-def _scale(x: float | Tensor, q: Tensor, wide: torch.dtype) -> Tensor:
-    if not isinstance(x, Tensor):
-        return torch.full((), x, dtype=wide, device=q.device)
-    return x if x.dtype == wide else x.to(wide)
+def _scale(q: Tensor, x: float | Tensor | None) -> tuple[Tensor | None, float | None]:
+    """A scale as the ops take it: a tensor or a number."""
+    return (_ops.beside(q, x), None) if isinstance(x, Tensor) else (None, x)
 
 
 def _weights(
-    lln_weight: Tensor | None, diag_weight: Tensor | None, wide: torch.dtype
-) -> tuple[Tensor, Tensor]:
+    q: Tensor,
+    mix: float | Tensor,
+    lln_weight: float | Tensor | None,
+    diag_weight: float | Tensor | None,
+    diag_block: int,
+) -> tuple[Tensor | None, Tensor | None, float]:
+    """The weights as the ops take them: mix or lln_weight, diag_weight, and mix as a number."""
+    if lln_weight is None and diag_weight is None:
+        if not isinstance(mix, Tensor):
+            return None, None, mix
+        if diag_block == 0:
+            raise ValueError("mix is a tensor, and LLN alone (diag_block=0) has nothing to mix")
+        return _ops.beside(q, mix), None, 0.5
+    if diag_block == 0:
+        raise ValueError(
+            "lln_weight and diag_weight weigh LLN against blocks, and LLN alone (diag_block=0) has "
+            "none"
+        )
     if lln_weight is None or diag_weight is None:
         given, missing = ("lln", "diag") if diag_weight is None else ("diag", "lln")
         raise ValueError(
             f"{given}_weight is given and {missing}_weight is not: give both, or mix in their place"
         )
-    return lln_weight.to(wide), diag_weight.to(wide)
+    if isinstance(mix, Tensor) or mix != 0.5:
+        raise ValueError("mix is given beside lln_weight and diag_weight, which take its place")
+    return _ops.beside(q, lln_weight), _ops.beside(q, diag_weight), 0.5
 
 
-def _lengths(key_lengths: Tensor, key_mask: Tensor | None) -> Tensor:
-    if key_mask is not None:
-        raise ValueError("key_mask and key_lengths are given: give one of them")
-    return key_lengths
+def _keys(
+    mask: Tensor | None,
+    lengths: Tensor | None,
+    names: tuple[str, str] = ("key_mask", "key_lengths"),
+) -> Tensor | None:
+    """Which tokens count, as the ops take it: they tell a mask from lengths by its dimensions."""
+    if mask is not None and lengths is not None:
+        raise ValueError(f"{names[0]} and {names[1]} are given: give one of them")
+    given = mask if lengths is None else lengths
+    if given is None or given.ndim == (1 if mask is None else 2):
+        return given
+    name, expected = (names[0], "[batch, tokens]") if lengths is None else (names[1], "[batch]")
+    raise ValueError(f"{name} has shape {list(given.shape)}: expected {expected}")
 
 
 def match(
@@ -215,7 +235,7 @@ def match(
         >>> alpha.shape, beta.shape
         (torch.Size([2, 4]), torch.Size([2, 2]))
     """
-    keys = key_mask if key_lengths is None else _lengths(key_lengths, key_mask)
+    keys = _keys(key_mask, key_lengths)
     try:
         return _moments.match(
             *_readable(q, k), keys, query_mask, cu_seqlens, cu_seqlens_k, running, mode, causal,
@@ -262,7 +282,7 @@ def update_moments(
         >>> update_moments(running, q, k)
         >>> alpha, beta = match(q, k, mode="ema", running=running)
     """
-    keys = key_mask if key_lengths is None else _lengths(key_lengths, key_mask)
+    keys = _keys(key_mask, key_lengths)
     try:
         _moments.update_moments(
             running, *_readable(q, k), keys, query_mask, cu_seqlens, cu_seqlens_k, decay, cross
@@ -307,7 +327,7 @@ def head_moments(
         >>> torch.allclose(head_moments(x).variance, x.flatten(2).var(-1))
         True
     """
-    tokens = mask if lengths is None else _lengths(lengths, mask)
+    tokens = _keys(mask, lengths, ("mask", "lengths"))
     try:
         found = _moments.head_moments(*_readable(x), tokens, cu_seqlens)
     except RuntimeError as error:

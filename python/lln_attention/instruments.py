@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -120,17 +121,25 @@ class Collection:
             calls.append((query[None, :, counts], key[None, :, counts]))
 
     def tensors(self, name: str, tokens: int | None = None) -> tuple[Tensor, Tensor]:
-        """q [S, H, N, D] and k of a layer: all its sequences, cut to the same number of tokens.
+        """q [S, H, N, D] and k of a layer: its sequences, cut to the same number of tokens.
 
         Args:
             name: Of the layer.
-            tokens: Shorter sequences are left out, longer ones cut; the shortest if not given.
+            tokens: Shorter sequences are left out, longer ones cut. If not given, the number that
+                leaves the most tokens in all; a warning says so where sequences are left out.
         """
         calls = self.layers[name]
-        length = min(q.shape[2] for q, _ in calls) if tokens is None else tokens
+        length = _most_tokens(calls) if tokens is None else tokens
         long = [(q[:, :, :length], k[:, :, :length]) for q, k in calls if q.shape[2] >= length]
-        if not long:
-            raise ValueError(f"no sequence of layer {name} has {length} tokens")
+        if not long or length == 0:
+            raise ValueError(f"no sequence of layer {name} has {max(length, 1)} tokens")
+        left_out = sum(len(q) for q, _ in calls) - sum(len(q) for q, _ in long)
+        if tokens is None and left_out:
+            warnings.warn(
+                f"layer {name}: {left_out} sequences of less than {length} tokens are left out, "
+                "longer ones are cut to that; tokens= sets another number",
+                stacklevel=2,
+            )
         return torch.cat([q for q, _ in long]), torch.cat([k for _, k in long])
 
     def analyze(self, *, tokens: int | None = None, **options: Any) -> Results:
@@ -145,6 +154,16 @@ class Collection:
             q, k = self.tensors(name, tokens)
             results += analyze(q, k, layer=index, name=name, **options)
         return results
+
+
+def _most_tokens(calls: list[tuple[Tensor, Tensor]]) -> int:
+    """The length that leaves the most tokens: shorter sequences are dropped, longer ones cut."""
+    best = most = sequences = 0
+    for length, count in sorted(((q.shape[2], len(q)) for q, _ in calls), reverse=True):
+        sequences += count
+        if length * sequences > most:
+            best, most = length, length * sequences
+    return best
 
 
 @contextmanager

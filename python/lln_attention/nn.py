@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from .decode import DecodeState
-from .functional import attention, match, update_moments
+from .functional import MODES, attention, match, update_moments
 
-_MODES = ("none", "paper", "per_head", "exact", "entropy", "ema", "frozen")
+_MODES = (*MODES, "ema", "frozen")
 _CAUSAL_MODES = ("none", "ema", "frozen")
 _MIXES = ("fixed", "per_head", "per_channel", "gated")
 
@@ -170,8 +170,16 @@ class LLNAttention(nn.Module):
             alpha, beta = self._ema_scales()
         if alpha is None or beta is None:
             raise ValueError("give alpha and beta, or none of them")
-        self.alpha.copy_(alpha.expand(self.num_heads))
-        self.beta.copy_(beta.expand(self.num_kv_heads))
+        for name, scale, heads in (
+            ("alpha", alpha, self.num_heads),
+            ("beta", beta, self.num_kv_heads),
+        ):
+            if scale.shape != (heads,):
+                raise ValueError(
+                    f"{name} has shape {list(scale.shape)}: expected [{heads}], one for each head"
+                )
+        self.alpha.copy_(alpha)
+        self.beta.copy_(beta)
         self.matching = "frozen"
 
     def decode_state(self, batch: int) -> DecodeState:
@@ -194,12 +202,29 @@ class LLNAttention(nn.Module):
         """
         if not self.causal:
             raise ValueError("decoding is causal attention: this layer has causal=False")
-        alpha, beta = self._ema_scales() if self.matching == "ema" else (self.alpha, self.beta)
+        alpha: float | Tensor = 1.0
+        beta: float | Tensor = 1.0
+        if self.matching == "ema":
+            alpha, beta = self._ema_scales()
+        elif self.matching == "frozen":
+            alpha, beta = self.alpha, self.beta
         mix = self._mix(None)
         return DecodeState(
             batch, self.num_heads, self.head_dim, heads_k=self.num_kv_heads, alpha=alpha, beta=beta,
             diag_block=self.diag_block, mix=mix, feature=self.feature, device=self.alpha.device,
         )  # fmt: skip
+
+    def get_extra_state(self) -> Tensor:
+        """The mode of matching for the state dict: its letters, as every file format has tensors.
+
+        It says what the buffers beside it are for, and comes back with them.
+        """
+        return torch.tensor(list(self.matching.encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Takes the mode of matching from a state dict."""
+        matching = bytes(state.tolist()).decode()
+        self.matching = _check_matching(matching, self.causal, self.feature)
 
     def extra_repr(self) -> str:
         """What the projections do not say."""

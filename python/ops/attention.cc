@@ -5,8 +5,12 @@
 #include "ops/attention.h"
 
 #include <array>
+#include <optional>
+#include <string>
 #include <tuple>
+#include <utility>
 
+#include "lln/error.h"
 #include "ops/errors.h"
 #include "ops/exec.h"
 
@@ -45,27 +49,56 @@ lln::Exec exec_of(const Arguments& a) {
   return exec_for(a.q, a.q.numel() + a.k.numel() + a.v.numel());
 }
 
-// One forward call under way: the core's view of it, and alpha and beta where they were matched.
+// Where alpha and beta come from that are no tensors: numbers, or the mode of matching.
+struct ScaleSource {
+  const std::string& matching;
+  const OptionalTensor& query_mask;
+  std::optional<double> alpha;
+  std::optional<double> beta;
+};
+
+void check_query_mask(const lln::MaskView& mask, const lln::ConstView& q) {
+  if (!mask.given() || (mask.shape[0] == q.shape[0] && mask.shape[1] == q.shape[2])) return;
+  throw lln::Error(lln::ErrorCode::invalid_argument,
+                   "query_mask has shape [" + std::to_string(mask.shape[0]) + ", " +
+                       std::to_string(mask.shape[1]) + "]: expected [" +
+                       std::to_string(q.shape[0]) + ", " + std::to_string(q.shape[2]) + "]");
+}
+
+// One forward call under way: the core's view of it, and alpha and beta where they were made here.
 struct ForwardCall {
   lln::AttentionOptions options;
   lln::AttentionInputs in;
-  std::optional<Scales> matched;
+  OptionalTensor alpha;
+  OptionalTensor beta;
 
   ForwardCall(const Arguments& arguments, const std::string& kind, bool causal, double fixed_mix,
-              const std::string& feature, const std::string& matching)
+              const std::string& feature, const ScaleSource& source)
       : options(attention_options(kind, causal, fixed_mix, feature)), in(inputs_of(arguments)) {
-    if (!has_lln() || arguments.alpha || arguments.beta) return;
+    const lln::MaskView query_mask = mask_view("query_mask", source.query_mask);
+    check_query_mask(query_mask, in.q);
+    if (!has_lln()) return;
+    if (source.alpha) alpha = number_tensor(arguments.q, *source.alpha, wide_type(in.q.dtype));
+    if (source.beta) beta = number_tensor(arguments.q, *source.beta, wide_type(in.q.dtype));
+    if (!alpha && !beta && !arguments.alpha && !arguments.beta) match_scales(arguments, source);
+    if (alpha) in.alpha = scale_view("alpha", *alpha);
+    if (beta) in.beta = scale_view("beta", *beta);
+  }
+
+  void match_scales(const Arguments& arguments, const ScaleSource& source) {
     const lln::MatchingInputs sources{.q = in.q,
                                       .k = in.k,
                                       .key_lengths = in.key_lengths,
                                       .key_mask = in.key_mask,
+                                      .query_mask = mask_view("query_mask", source.query_mask),
                                       .cu_seqlens_q = in.cu_seqlens_q,
                                       .cu_seqlens_k = in.cu_seqlens_k};
-    matched = match(
-        sources, arguments.q,
-        {.mode = lln::parse_matching(matching), .causal = causal, .feature = options.feature});
-    in.alpha = scale_view("alpha", matched->alpha);
-    in.beta = scale_view("beta", matched->beta);
+    Scales matched = match(sources, arguments.q,
+                           {.mode = lln::parse_matching(source.matching),
+                            .causal = options.causal,
+                            .feature = options.feature});
+    alpha = std::move(matched.alpha);
+    beta = std::move(matched.beta);
   }
 
   bool has_lln() const {
@@ -90,10 +123,12 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Option
                  const OptionalTensor& diag_weight, const OptionalTensor& keys,
                  const OptionalTensor& cu_seqlens, const OptionalTensor& cu_seqlens_k,
                  const std::string& kind, bool causal, double fixed_mix, const std::string& feature,
-                 const std::string& matching) {
+                 const std::string& matching, const OptionalTensor& query_mask,
+                 std::optional<double> fixed_alpha, std::optional<double> fixed_beta) {
   const Arguments arguments{q, k, v, alpha, beta, mix, diag_weight, keys, cu_seqlens, cu_seqlens_k};
+  const ScaleSource source{matching, query_mask, fixed_alpha, fixed_beta};
   return translate_errors([&] {
-    return ForwardCall(arguments, kind, causal, fixed_mix, feature, matching).run(arguments, {});
+    return ForwardCall(arguments, kind, causal, fixed_mix, feature, source).run(arguments, {});
   });
 }
 
@@ -104,10 +139,12 @@ Forward forward(const Tensor& q, const Tensor& k, const Tensor& v, const Optiona
                 const OptionalTensor& diag_weight, const OptionalTensor& keys,
                 const OptionalTensor& cu_seqlens, const OptionalTensor& cu_seqlens_k,
                 const std::string& kind, bool causal, double fixed_mix, const std::string& feature,
-                const std::string& matching) {
+                const std::string& matching, const OptionalTensor& query_mask,
+                std::optional<double> fixed_alpha, std::optional<double> fixed_beta) {
   const Arguments arguments{q, k, v, alpha, beta, mix, diag_weight, keys, cu_seqlens, cu_seqlens_k};
+  const ScaleSource source{matching, query_mask, fixed_alpha, fixed_beta};
   return translate_errors([&]() -> Forward {
-    ForwardCall call(arguments, kind, causal, fixed_mix, feature, matching);
+    const ForwardCall call(arguments, kind, causal, fixed_mix, feature, source);
     Tensor key_lse = no_tensor(q);
     Tensor channel_values = no_tensor(q);
     lln::AttentionSaved saved;
@@ -120,8 +157,8 @@ Forward forward(const Tensor& q, const Tensor& k, const Tensor& v, const Optiona
       saved = {view4("key_lse", key_lse), view4("channel_values", channel_values)};
     }
     Tensor o = call.run(arguments, saved);
-    if (!call.matched) call.matched = Scales{no_tensor(q), no_tensor(q)};
-    return {o, key_lse, channel_values, call.matched->alpha, call.matched->beta};
+    return {o, key_lse, channel_values, call.alpha ? *call.alpha : no_tensor(q),
+            call.beta ? *call.beta : no_tensor(q)};
   });
 }
 

@@ -8,6 +8,8 @@
 #include <array>
 #include <atomic>
 
+#include "lln/error.h"
+
 // Of libtorch_cuda, which a torch without CUDA has not: asked for tensors of a device alone.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(
     std::int32_t device_index, void** stream);
@@ -57,10 +59,12 @@ lln::Exec exec_for(const Tensor& x, std::int64_t elements) {
   static TorchThreads threads;
   lln::Exec exec;
   if (!x.is_cpu()) {
-    if (aoti_torch_get_current_cuda_stream != nullptr) {
-      TORCH_ERROR_CODE_CHECK(
-          aoti_torch_get_current_cuda_stream(x.get_device_index(), &exec.stream));
+    if (aoti_torch_get_current_cuda_stream == nullptr) {
+      throw lln::Error(lln::ErrorCode::unsupported,
+                       "a tensor is on a CUDA device, and this torch has no CUDA: its current "
+                       "stream is not known");
     }
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(x.get_device_index(), &exec.stream));
   } else if (elements >= kSmallCall && threads.workers() > 1) {
     exec.parallel = &threads;
   }

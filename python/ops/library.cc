@@ -9,6 +9,10 @@
   "Tensor q, Tensor k, Tensor v, Tensor? alpha, Tensor? beta, Tensor? mix, Tensor? diag_weight, " \
   "Tensor? keys, Tensor? cu_seqlens, Tensor? cu_seqlens_k, "
 #define LLN_OPTIONS "str kind, bool causal, float fixed_mix, str feature"
+// Where alpha and beta are no tensors they are these numbers; without numbers they are matched by
+// the mode `matching`, which query_mask is for.
+#define LLN_SCALES \
+  ", str matching, Tensor? query_mask=None, float? fixed_alpha=None, float? fixed_beta=None"
 // A decode state: bytes, int64 counts of tokens, and its configuration, where `sizes` are batch,
 // heads, heads_k, dim and dim_v.
 #define LLN_STATE "Tensor memory, Tensor tokens, "
@@ -16,11 +20,11 @@
 #define LLN_CONFIG "int[] sizes, str kind, float fixed_mix, str feature"
 
 STABLE_TORCH_LIBRARY(lln, m) {
-  // Where alpha and beta are not given they are matched by the mode `matching`.
-  m.def("attention(" LLN_INPUTS LLN_OPTIONS ", str matching) -> Tensor");
-  // The same with what the backward takes: o, key_lse and channel_values, matched alpha and beta.
-  m.def("forward(" LLN_INPUTS LLN_OPTIONS
-        ", str matching) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def("attention(" LLN_INPUTS LLN_OPTIONS LLN_SCALES ") -> Tensor");
+  // The same with what the backward takes: o, key_lse and channel_values, and alpha and beta where
+  // they were made here, [1, 1] of a number.
+  m.def("forward(" LLN_INPUTS LLN_OPTIONS LLN_SCALES
+        ") -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   // -> gradients of q, k, v, alpha, beta, mix, diag_weight.
   m.def("backward(Tensor g, " LLN_INPUTS "Tensor key_lse, Tensor channel_values, " LLN_OPTIONS
         ", bool scales_wanted, bool weights_wanted) "

@@ -148,6 +148,14 @@ void set_keys(const OptionalTensor& keys, lln::IndexView& lengths, lln::MaskView
   }
 }
 
+std::int64_t sequence_count(const lln::ConstView& x, const lln::IndexView& cu_seqlens) {
+  if (!cu_seqlens.given()) return x.shape[0];
+  if (cu_seqlens.count == 0) {
+    throw_invalid("cu_seqlens has no elements: expected one more than there are sequences");
+  }
+  return cu_seqlens.count - 1;
+}
+
 namespace {
 
 struct TorchDevice {
@@ -190,6 +198,18 @@ Tensor new_tensor(const Tensor& like, std::span<const std::int64_t> sizes, Scala
 
 Tensor new_host_tensor(std::span<const std::int64_t> sizes, ScalarType type) {
   return new_contiguous({.type = aoti_torch_device_type_cpu()}, sizes, type);
+}
+
+Tensor number_tensor(const Tensor& like, double value, lln::DType type) {
+  Tensor number = new_tensor(like, std::array<std::int64_t, 2>{1, 1}, scalar_type(type));
+  if (!number.is_cpu()) {
+    torch::stable::fill_(number, value);
+  } else if (type == lln::DType::f64) {
+    *static_cast<double*>(number.data_ptr()) = value;
+  } else {
+    *static_cast<float*>(number.data_ptr()) = static_cast<float>(value);
+  }
+  return number;
 }
 
 Tensor new_like(const Tensor& like, std::int64_t channels) {

@@ -44,10 +44,10 @@ lln::MaskView mask_view(const char* name, const OptionalTensor& x);
 // `keys` is one of the two: lengths [batch] or a mask [batch, tokens].
 void set_keys(const OptionalTensor& keys, lln::IndexView& lengths, lln::MaskView& mask);
 // The batch, or the packed sequences.
-inline std::int64_t sequence_count(const lln::ConstView& x, const lln::IndexView& cu_seqlens) {
-  return cu_seqlens.given() ? cu_seqlens.count - 1 : x.shape[0];
-}
+std::int64_t sequence_count(const lln::ConstView& x, const lln::IndexView& cu_seqlens);
 
+// One number, where `like` is; nobody waits for it.
+Tensor number_tensor(const Tensor& like, double value, lln::DType type);
 // Uninitialised, on the device of `like`.
 Tensor new_tensor(const Tensor& like, std::span<const std::int64_t> sizes, ScalarType type);
 Tensor new_host_tensor(std::span<const std::int64_t> sizes, ScalarType type);

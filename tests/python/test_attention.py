@@ -224,3 +224,32 @@ def test_large_keys_do_not_overflow() -> None:
     o = attention(q, k * 200, v, alpha=1.0, beta=1.0)
     expected = dense.attention(q, k * 200, v, alpha=1.0, beta=1.0)
     torch.testing.assert_close(o.double(), expected, rtol=0, atol=1e-4)
+
+
+def test_numbers_are_as_tensors() -> None:
+    """Scales and weights, their gradients' way back included."""
+    x = torch.randn(2, 4, 20, 16, requires_grad=True)
+    half = torch.full((4,), 0.75)
+    for numbers, tensors in (
+        ({"alpha": 1.5, "beta": 0.5}, {"alpha": torch.tensor(1.5), "beta": torch.tensor(0.5)}),
+        (
+            {"alpha": 1.5, "beta": torch.full((4,), 0.5)},
+            {"alpha": torch.full((4,), 1.5), "beta": 0.5},
+        ),
+        ({"lln_weight": 0.75, "diag_weight": 0.75}, {"lln_weight": half, "diag_weight": half}),
+    ):
+        outputs = [attention(x, x, x, diag_block=8, **given) for given in (numbers, tensors)]
+        assert torch.equal(*outputs)
+        assert torch.equal(*(torch.autograd.grad(o.square().sum(), x)[0] for o in outputs))
+
+
+def test_query_mask_is_of_the_moments() -> None:
+    q, k = torch.randn(2, 4, 20, 16), torch.randn(2, 4, 12, 16)
+    mask = torch.arange(20) < torch.tensor([[20], [7]])
+    alpha, beta = match(q, k, query_mask=mask)
+    found = attention(q, k, k, query_mask=mask)
+    assert torch.equal(found, attention(q, k, k, alpha=alpha, beta=beta))
+    assert not torch.equal(found, attention(q, k, k))
+    # Blocks alone have no alpha, so that there is nothing to refuse.
+    blocks = {"causal": True, "diag_block": 4, "mix": 0.0}
+    assert torch.equal(attention(q, q, q, query_mask=mask, **blocks), attention(q, q, q, **blocks))

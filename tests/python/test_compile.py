@@ -94,3 +94,18 @@ def test_inference_graph_saves_nothing() -> None:
         torch.compile(lambda x: attention(x, x, x), fullgraph=True, backend=backend)(q)
     targets = [node.target for node in graphs[0].graph.nodes if node.op == "call_function"]
     assert torch.ops.lln.attention.default in targets
+
+
+def test_numbers_may_change() -> None:
+    """Scales and mix as numbers that differ from call to call."""
+    torch.compiler.reset()
+
+    def call(x: Tensor, scale: float, mix: float) -> Tensor:
+        return attention(x, x, x, alpha=scale, beta=scale + 0.5, diag_block=4, mix=mix)
+
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+    x = torch.randn(2, 4, 9, 8, requires_grad=True)
+    for numbers in ((1.5, 0.3), (2.5, 0.4), (0.5, 0.6)):
+        o, expected = compiled(x, *numbers), call(x, *numbers)
+        assert torch.equal(o, expected)
+        assert torch.equal(gradients(o, x)[0], gradients(expected, x)[0])

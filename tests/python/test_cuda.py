@@ -34,6 +34,9 @@ def _reason() -> str:
 
 
 REASON = _reason()
+# Of the largest result in float32. The case table (`lln check`) holds kernels of every device to
+# twice the error of a plain evaluation, which is below 1e-6 of it here, in outputs and gradients.
+F32 = 1e-5
 pytestmark = pytest.mark.skipif(REASON != "", reason=REASON or "none")
 
 
@@ -49,7 +52,7 @@ def inputs(n: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, 
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
-    ((torch.float32, 2e-3), (torch.bfloat16, 2e-2), (torch.float16, 4e-3)),
+    ((torch.float32, F32), (torch.bfloat16, 2e-2), (torch.float16, 4e-3)),
     ids=("f32", "bf16", "f16"),
 )
 def test_as_on_the_cpu(dtype: torch.dtype, tolerance: float, causal: bool, diag_block: int) -> None:
@@ -64,7 +67,8 @@ def test_as_on_the_cpu(dtype: torch.dtype, tolerance: float, causal: bool, diag_
     found = torch.autograd.grad(o, (q, k, v), g)
     wanted = torch.autograd.grad(expected, host, g.cpu().float())
     for x, y in zip(found, wanted, strict=True):
-        torch.testing.assert_close(x.cpu().float(), y, rtol=tolerance, atol=4 * tolerance)
+        largest = y.abs().max().item()
+        torch.testing.assert_close(x.cpu().float(), y, rtol=0, atol=tolerance * largest)
 
 
 def test_moments_as_on_the_cpu() -> None:
@@ -149,7 +153,7 @@ def test_autocast_and_compile() -> None:
     assert o.dtype == torch.bfloat16
     torch.testing.assert_close(o.float(), layer(x), rtol=0, atol=0.03)
     compiled = torch.compile(layer, fullgraph=True, dynamic=True)
-    torch.testing.assert_close(compiled(x), layer(x), rtol=0, atol=1e-3)
+    torch.testing.assert_close(compiled(x), layer(x), rtol=0, atol=F32)
 
 
 def test_two_devices() -> None:
@@ -157,7 +161,7 @@ def test_two_devices() -> None:
         pytest.skip("there is one CUDA device")
     x = torch.randn(1, 2, 64, 64, device="cuda:1")
     torch.testing.assert_close(
-        attention(x, x, x).cpu(), attention(x.cpu(), x.cpu(), x.cpu()), rtol=0, atol=1e-3
+        attention(x, x, x).cpu(), attention(x.cpu(), x.cpu(), x.cpu()), rtol=0, atol=F32
     )
 
 

@@ -76,6 +76,26 @@ def test_merge_is_the_longer_sequence() -> None:
         make_at(x, 3, 8).merge(make_at(x, 8, 8))
     with pytest.raises(ValueError, match="same configuration"):
         make(8).merge(make(4))
+    same, other = (DecodeState(2, 4, 16, heads_k=2, dim_v=8, beta=beta) for beta in (1.5, 0.5))
+    DecodeState(2, 4, 16, heads_k=2, dim_v=8, beta=torch.full((2,), 1.5)).merge(same)
+    with pytest.raises(ValueError, match=r"beta 0\.5 and one of 1\.5"):
+        other.merge(same)
+
+
+@torch.no_grad()
+def test_autocast() -> None:
+    """Tokens of any type go in under autocast, as projections beside a cache leave them."""
+    x = inputs(12)
+    plain, cast = make(8), make(8)
+    rounded = [y.bfloat16() for y in x]
+    expected = [plain.append(*rounded), plain.step(*cut(tuple(rounded), 0, 1))]
+    expected.append(plain.read(rounded[0]))
+    mixed = (x[0], x[1].bfloat16(), x[2])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = [cast.append(*mixed), cast.step(*cut(mixed, 0, 1)), cast.read(x[0])]
+    for a, b in zip(found, expected, strict=True):
+        assert a is not None and b is not None and a.dtype == torch.bfloat16
+        assert torch.equal(a, b)
 
 
 def make_at(x: tuple[Tensor, ...], n: int, diag_block: int) -> DecodeState:

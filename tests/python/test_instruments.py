@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from lln_attention import LLNAttention, analyze, collect, match, report
+from lln_attention.instruments import Collection
 
 
 def test_entropy_and_gap_of_the_matrix() -> None:
@@ -67,9 +69,11 @@ def test_collecting_from_any_module() -> None:
         model(x)
     assert list(found.layers) == ["first", "second"]
     assert torch.equal(model(x), expected)
-    q, k = found.tensors("second")
+    q, k = found.tensors("second", 10)
     assert q.shape == (4, 4, 10, 8) and k.shape == (4, 2, 10, 8)
     assert found.tensors("second", 16)[0].shape == (3, 4, 16, 8)
+    with pytest.warns(UserWarning, match="layer second: 1 sequences of less than 16 tokens"):
+        assert found.tensors("second")[0].shape == (3, 4, 16, 8)
     with pytest.raises(ValueError, match="17 tokens"):
         found.tensors("second", 17)
     with torch.no_grad():
@@ -81,6 +85,25 @@ def test_collecting_from_any_module() -> None:
         *(("first", h) for h in range(4)),
         ("second", 0),
     ]
+
+
+def test_short_sequences_do_not_cut_the_others() -> None:
+    found = Collection()
+    lengths = (30, 20, 20, 1, 0)
+    mask = torch.arange(30) < torch.tensor(lengths)[:, None]
+    q = torch.randn(5, 2, 30, 8)
+    found.add("layer", q, q, mask)
+    with pytest.warns(UserWarning, match="2 sequences of less than 20 tokens are left out"):
+        taken, _ = found.tensors("layer")
+    assert torch.equal(taken, q[:3, :, :20])
+    empty = Collection()
+    empty.add("layer", q[4:], q[4:], mask[4:])
+    with pytest.raises(ValueError, match="no sequence of layer layer has 1 tokens"):
+        empty.tensors("layer")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found.layers["layer"] = found.layers["layer"][1:3]
+        assert found.tensors("layer")[0].shape == (2, 2, 20, 8)
 
 
 def test_report(tmp_path: Path) -> None:

@@ -109,6 +109,30 @@ def test_state_dict_copy_and_pickle(matching: str, tmp_path: Path) -> None:
         assert torch.equal(same.running, layer.running)
 
 
+@pytest.mark.parametrize("causal", (False, True))
+def test_the_mode_of_matching_comes_with_the_state_dict(causal: bool, tmp_path: Path) -> None:
+    layer = LLNAttention(16, 2, causal=causal).eval()
+    layer.freeze(torch.tensor([1.5, 2.0]), torch.tensor([0.5, 1.0]))
+    torch.save(layer.state_dict(), tmp_path / "weights.pt")
+    assert all(isinstance(x, Tensor) for x in layer.state_dict().values())
+    other = LLNAttention(16, 2, causal=causal).eval()
+    other.load_state_dict(torch.load(tmp_path / "weights.pt"))
+    x = torch.randn(2, 12, 16)
+    assert other.matching == "frozen" and torch.equal(other(x), layer(x))
+    with pytest.raises(ValueError, match="reads the whole sequence"):
+        LLNAttention(16, 2, causal=True).load_state_dict(LLNAttention(16, 2).state_dict())
+
+
+def test_decoding_without_scales_has_none() -> None:
+    """Scales in the buffers are of mode frozen alone."""
+    layer = LLNAttention(16, 2, causal=True, matching="none").eval()
+    layer.alpha.fill_(2.0)
+    x = torch.randn(1, 5, 16)
+    with torch.no_grad():
+        rows = layer(x, state=layer.decode_state(1))
+        torch.testing.assert_close(rows, layer(x), rtol=0, atol=2e-6)
+
+
 def test_casts_leave_moments_and_scales() -> None:
     layer = LLNAttention(16, 2, matching="ema", causal=True)
     layer(torch.randn(1, 12, 16))

@@ -55,6 +55,20 @@ def test_attention_ops(call: tuple[Any, ...]) -> None:
         opcheck(torch.ops.lln.backward.default, (*given, wanted and "lln" in settings[0], wanted))
 
 
+def test_scales_that_are_no_tensors() -> None:
+    """Numbers, one number beside a tensor, and matching with a mask of queries."""
+    mask = torch.rand(2, 9) < 0.7
+    beta_given = (None, torch.rand(2), *NONE[2:])
+    for rest, extra in (
+        (NONE, (None, 1.5, 0.5)),
+        (beta_given, (None, 1.5, None)),
+        (NONE, (mask, None, None)),
+    ):
+        settings = (*options(), "per_head", *extra)
+        opcheck(torch.ops.lln.attention.default, (*tensors(), *rest, *settings))
+        opcheck(torch.ops.lln.forward.default, (*tensors(grad=True), *rest, *settings))
+
+
 def test_moment_ops() -> None:
     q, k, _ = tensors()
     mask = torch.rand(2, 9) < 0.7
