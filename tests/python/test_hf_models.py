@@ -218,13 +218,15 @@ def test_autocast(name: str) -> None:
     rough.float().sum().backward()
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(("implementation", "dynamic"), [("lln", True), ("lln_diag", None)])
 @pytest.mark.parametrize("name", ["bert", "llama"])
-def test_compiled_without_a_graph_break(name: str, implementation: str) -> None:
+def test_compiled_without_a_graph_break(
+    name: str, implementation: str, dynamic: bool | None
+) -> None:
     model = _calibrated(name, implementation)
     inputs = _inputs(name) | ({"use_cache": False} if name == "llama" else {})
     torch._dynamo.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(model, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     found = compiled(**inputs)[0]
     torch.testing.assert_close(found, _output(model, inputs), rtol=1e-5, atol=1e-5)
     used = [x for x in model.encoder.parameters()] if name == "bert" else [*model.parameters()]

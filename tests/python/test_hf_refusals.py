@@ -26,10 +26,15 @@ def _lln(name: str, **options: object) -> torch.nn.Module:
     return model
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "llama"])
+@pytest.mark.parametrize("name", list(hf_models.MODELS))
 def test_output_attentions(name: str) -> None:
+    inputs = torch.zeros(1, 3, 224, 224) if name == "vit" else hf_models.tokens(1, 5)
     with pytest.raises(NotImplementedError, match=r"output_attentions.*lln_attention\.analyze"):
-        _lln(name)(hf_models.tokens(1, 5), output_attentions=True)
+        _lln(name)(inputs, output_attentions=True)
+    by_config = _lln(name, output_attentions=True, attn_implementation="eager")
+    with pytest.raises(NotImplementedError, match=r"output_attentions.*lln_attention\.analyze"):
+        by_config(inputs)
+    by_config(inputs, output_attentions=False)
 
 
 @pytest.mark.parametrize(
