@@ -98,8 +98,8 @@ def test_layers_compute_attention_of_their_q_and_k(name: str, scaling: float | N
         causal=name == "llama",
         diag_block=8,
         mix=0.3,
-        alpha=layer.lln_alpha,
-        beta=layer.lln_beta,
+        alpha=layer.lln_scales.alpha,
+        beta=layer.lln_scales.beta,
         key_mask=inputs["attention_mask"].bool(),
     )
     assert torch.equal(rows[0], expected)
@@ -178,6 +178,46 @@ def test_settings_without_a_calibration_need_no_call_after_loading(tmp_path: Pat
     model.save_pretrained(tmp_path)
     loaded = BertModel.from_pretrained(tmp_path, attn_implementation="lln_diag").eval()
     assert torch.equal(_output(loaded, _inputs("bert")), before)
+
+
+def test_the_implementation_is_saved_with_the_options(tmp_path: Path) -> None:
+    """A model that was made for LLN attention must not come back as softmax without a word."""
+    model = _calibrated("bert", "sdpa")
+    hf.configure(model, implementation="lln_diag", diag_block=4)
+    before = _output(model, _inputs("bert"))
+    model.save_pretrained(tmp_path / "diag")
+    loaded = BertModel.from_pretrained(tmp_path / "diag").eval()
+    hf.configure(loaded)
+    assert loaded.config._attn_implementation == "lln_diag"
+    assert torch.equal(_output(loaded, _inputs("bert")), before)
+    chosen = BertModel.from_pretrained(tmp_path / "diag", attn_implementation="lln").eval()
+    hf.configure(chosen)
+    assert chosen.config._attn_implementation == "lln"
+    chosen.set_attn_implementation("sdpa")
+    hf.configure(chosen, mix=0.25)
+    assert chosen.config._attn_implementation == "sdpa"
+
+    unused = _calibrated("bert", "sdpa")
+    unused.save_pretrained(tmp_path / "unused")
+    with pytest.warns(UserWarning, match=r"its attention is 'sdpa': give attn_implementation"):
+        hf.configure(BertModel.from_pretrained(tmp_path / "unused"))
+
+
+def test_scales_keep_their_numbers_in_other_types() -> None:
+    model = _calibrated("llama", "lln_diag")
+
+    def scales() -> list[Tensor]:
+        found = [layer.self_attn.lln_scales for layer in model.model.layers]
+        return [x for each in found for x in (each.alpha, each.beta)]
+
+    before = [x.clone() for x in scales()]
+    for change in (model.bfloat16, model.half, model.double, model.float, model.bfloat16):
+        change()
+        for one, other in zip(before, scales(), strict=True):
+            assert other.dtype == torch.float32 and torch.equal(one, other)
+    assert torch.isfinite(_output(model, _inputs("llama"))).all()
+    model.to("meta")
+    assert all(x.is_meta for x in scales())
 
 
 def test_copies_keep_their_scales() -> None:

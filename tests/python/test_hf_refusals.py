@@ -102,6 +102,7 @@ def test_masks_of_another_length() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"implementation": "sdpa"}, "implementation is 'sdpa': expected one of lln, lln_diag"),
         ({"diag_block": 0}, "diag_block is 0: expected a positive integer"),
         ({"mix": 1.5}, "mix is 1.5: expected a number from 0 to 1"),
         ({"matching": "ema"}, "matching is 'ema': expected one of auto, none"),
