@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from .nn import LLNAttention
 from .observation import holds_transformers
+from .whole_file import whole_file
 
 MODES = ("paper", "per_head", "exact", "entropy")
 _FORMAT, _VERSION = "lln-calibration", 1
@@ -175,13 +176,8 @@ class Calibration:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the JSON file, complete or not at all."""
-        target = Path(path)
-        part = target.with_name(f"{target.name}.{os.getpid()}.part")
-        try:
+        with whole_file(path) as part:
             part.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Calibration:

@@ -82,13 +82,33 @@ def configure(
         config.lln = asdict(settings)
 
 
+def restore(model: nn.Module, source: nn.Module) -> None:
+    """Gives a model the attention and the options that an earlier copy of it has."""
+    for part, earlier in zip(_parts(model), _parts(source), strict=True):
+        part.set_attn_implementation(earlier.config._attn_implementation)
+    for module in list(model.modules()):
+        if hasattr(module, "lln_scales"):
+            del module.lln_scales
+    for config, before in zip(configs_of(model), configs_of(source), strict=True):
+        if hasattr(config, "lln"):
+            del config.lln
+        if hasattr(before, "lln"):
+            config.lln = before.lln
+    settings = settings_of(configs_of(model)[0])
+    if settings.calibration is not None:
+        Calibration.from_dict(settings.calibration, "config.lln").place(model)
+
+
+def _parts(model: nn.Module) -> list[PreTrainedModel]:
+    return [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+
+
 def _switch(model: nn.Module, implementation: str) -> None:
     register()
-    for part in model.modules():
-        if isinstance(part, PreTrainedModel):
-            part.set_attn_implementation(implementation)
-            if part.config._attn_implementation != implementation:
-                raise NotImplementedError(
-                    f"{type(part).__name__} computes its attention by itself: use a model that "
-                    "takes it from transformers' AttentionInterface"
-                )
+    for part in _parts(model):
+        part.set_attn_implementation(implementation)
+        if part.config._attn_implementation != implementation:
+            raise NotImplementedError(
+                f"{type(part).__name__} computes its attention by itself: use a model that takes "
+                "it from transformers' AttentionInterface"
+            )
