@@ -65,6 +65,19 @@ def test_packed_sequences() -> None:
         _lln("llama")(hf_models.tokens(1, 5), position_ids=positions, use_cache=False)
 
 
+@pytest.mark.parametrize("implementation", ["sdpa", "lln"])
+def test_packing_with_a_cache_is_none(implementation: str) -> None:
+    """Positions that start anew are then positions and nothing else, by transformers' own rule."""
+    model = _lln("llama")
+    model.set_attn_implementation(implementation)
+    positions = torch.tensor([[0, 1, 2, 0, 1]])
+    ids = hf_models.tokens(1, 5)
+    before = model(ids, position_ids=positions).logits
+    ids[0, 0] = 3 if ids[0, 0] > 3 else 4
+    after = model(ids, position_ids=positions).logits
+    assert not torch.allclose(before[:, 3:], after[:, 3:], atol=1e-3)
+
+
 def test_causal_sliding_window() -> None:
     sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1}
     model = MistralForCausalLM(
