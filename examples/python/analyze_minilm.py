@@ -78,6 +78,7 @@ def all_swaps(
     sts: Path,
     part: str,
     block: int,
+    held_out: int,
 ) -> list[dict[str, Any]]:
     """LLN and LLN+Diag in every mode; Diag alone as the control."""
     score = minilm.sts_b_score(sts, part, tokenizer)
@@ -91,7 +92,7 @@ def all_swaps(
     plans += [{"implementation": "lln_diag", "mode": mode, "mix": None} for mode in MODES]
     plans.append({"implementation": "lln_diag", "mode": "none", "mix": 0.0})
     for plan in plans:
-        plan["diag_block"] = block
+        plan |= {"diag_block": block, "held_out": held_out}
         rows.append(swapped(model, tokenizer, texts, calibration_texts, score, **plan))
         print(f"{plan}: STS-B {part} {rows[-1]['sts']:.4f}", flush=True)
     return rows
@@ -131,6 +132,7 @@ def main() -> None:
     parser.add_argument("--paragraphs", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128, help="of each paragraph")
     parser.add_argument("--block", type=int, default=16, help="of LLN+Diag")
+    parser.add_argument("--held-out", type=int, default=256, help="sentences to compare on")
     parser.add_argument("--part", choices=("dev", "test"), default="test", help="of STS-B")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
@@ -144,7 +146,9 @@ def main() -> None:
     heads = heads_of(model, ids)
     print(table_of_layers(heads), flush=True)
     lln_attention.report(heads["softmax"] + heads["entropy"], options.folder / "heads.html")
-    swaps = all_swaps(model, tokenizer, texts, options.sts, options.part, options.block)
+    swaps = all_swaps(
+        model, tokenizer, texts, options.sts, options.part, options.block, options.held_out
+    )
     print(table_of_swaps(swaps))
     analysis = {
         "tokens": options.tokens,

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoTokenizer, BertModel
 
+from lln_attention.text_batches import padded
+
 MAX_TOKENS = 128
 
 
@@ -71,23 +73,12 @@ def embeddings(
     found: dict[int, Tensor] = {}
     for begin in range(0, len(order), batch_size):
         chosen = order[begin : begin + batch_size]
-        batch = padded([ids[i] for i in chosen], tokenizer.pad_token_id)
+        batch = padded(tokenizer, [ids[i] for i in chosen])
         states = model(**batch).last_hidden_state
         weights = batch["attention_mask"][..., None].to(states.dtype)
         means = (states * weights).sum(1) / weights.sum(1)
         found |= zip(chosen, functional.normalize(means, dim=-1), strict=True)
     return torch.stack([found[i] for i in range(len(ids))])
-
-
-def padded(ids: Sequence[list[int]], padding: int) -> dict[str, Tensor]:
-    """Texts of different lengths as one batch."""
-    tokens = max(map(len, ids))
-    return {
-        "input_ids": torch.tensor([each + [padding] * (tokens - len(each)) for each in ids]),
-        "attention_mask": torch.tensor(
-            [[1] * len(each) + [0] * (tokens - len(each)) for each in ids]
-        ),
-    }
 
 
 def sts_b_score(folder: Path, part: str, tokenizer: Any) -> Callable[[nn.Module], float]:

@@ -20,7 +20,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.colors import LogNorm, Normalize
 
-MODES = ("none", "paper", "per_head", "exact", "entropy")
+from lln_attention.convert import MODES
+
 COLORS = dict(zip(MODES, ("#7f7f7f", "#d55e00", "#0072b2", "#009e73", "#cc79a7"), strict=True))
 KINDS = {"lln": "LLN", "lln_diag": "LLN+Diag"}
 

@@ -133,13 +133,22 @@ def _merged(sets: Tensor) -> Tensor:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients, transformers with softmax; then as before."""
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """model.eval() while it is open; then every module is in the mode that it was in."""
     training = [module for module in model.modules() if module.training]
     model.eval()
-    with ExitStack() as stack:
+    try:
+        yield
+    finally:
         for module in training:
-            stack.callback(setattr, module, "training", True)
+            module.training = True
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients, transformers with softmax; then as before."""
+    with ExitStack() as stack:
+        stack.enter_context(evaluation_mode(model))
         stack.enter_context(torch.no_grad())
         if holds_transformers(model):
             from .hf.observe import softmax_instead

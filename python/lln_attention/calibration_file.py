@@ -12,14 +12,17 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from .nn import LLNAttention
 from .observation import holds_transformers
+from .whole_file import whole_file
 
 MODES = ("paper", "per_head", "exact", "entropy")
 _FORMAT, _VERSION = "lln-calibration", 1
@@ -55,6 +58,32 @@ class CalibratedLayer:
                     f"layer {self.name!r}: {side} is {list(scales)}: expected positive numbers, "
                     "one per head"
                 )
+
+
+class FrozenScales(nn.Module):
+    """alpha and beta of a layer as tensors that go with a model from device to device.
+
+    They are not of the state dict, since a model of transformers keeps them in its config, and stay
+    float32 where the model's parameters become something else.
+    """
+
+    alpha: Tensor
+    beta: Tensor
+
+    def __init__(self, layer: CalibratedLayer, device: torch.device) -> None:
+        super().__init__()
+        for side in ("alpha", "beta"):
+            numbers = torch.tensor(getattr(layer, side), dtype=torch.float32, device=device)
+            self.register_buffer(side, numbers, persistent=False)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> FrozenScales:
+        before = dict(self.named_buffers())
+        super()._apply(fn, recurse)
+        for side, numbers in before.items():
+            now = getattr(self, side)
+            if now.dtype != numbers.dtype:
+                setattr(self, side, numbers.to(now.device))
+        return self
 
 
 @dataclass(frozen=True)
@@ -96,10 +125,12 @@ class Calibration:
         numbers are used by attn_implementation="lln" and "lln_diag", and travel in config.json.
 
         Raises:
-            ValueError: A layer of the calibration is not in the model.
+            ValueError: A layer of the calibration is not in the model, or has another number of
+                heads there, or is neither of the package nor of transformers. The model is then
+                as it was.
         """
         if holds_transformers(model):
-            from .hf.settings import configure
+            from .hf import configure
 
             configure(model, calibration=self)
         else:
@@ -108,19 +139,16 @@ class Calibration:
     def place(self, model: nn.Module) -> None:
         """Gives every attention module its alpha and beta, for `apply`."""
         modules = dict(model.named_modules())
-        for layer in self.layers:
-            module = _find(layer.name, modules)
-            scales = {
-                "alpha": torch.tensor(layer.alpha, device=_device_of(model)),
-                "beta": torch.tensor(layer.beta, device=_device_of(model)),
-            }
-            freeze = getattr(module, "freeze", None)
-            if callable(freeze):
-                freeze(**scales)
-                continue
-            for side, numbers in scales.items():
-                # Not of the state dict: a model of transformers keeps them in its config.
-                module.register_buffer(f"lln_{side}", numbers, persistent=False)
+        places = [(layer, _find(layer.name, modules)) for layer in self.layers]
+        for layer, module in places:
+            _check_heads(layer, module)
+        for layer, module in places:
+            device = next((x.device for x in module.parameters()), torch.device("cpu"))
+            scales = FrozenScales(layer, device)
+            if isinstance(module, LLNAttention):
+                module.freeze(scales.alpha, scales.beta)
+            else:
+                module.lln_scales = scales
 
     def to_dict(self) -> dict[str, Any]:
         """As in the file."""
@@ -148,13 +176,8 @@ class Calibration:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the JSON file, complete or not at all."""
-        target = Path(path)
-        part = target.with_name(f"{target.name}.{os.getpid()}.part")
-        try:
+        with whole_file(path) as part:
             part.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Calibration:
@@ -201,8 +224,26 @@ def _layer_from(data: Any) -> CalibratedLayer:
     return CalibratedLayer(name, data["dim"], data["tokens"], scales[0], scales[1])
 
 
-def _device_of(model: nn.Module) -> torch.device:
-    return next((x.device for x in model.parameters()), torch.device("cpu"))
+def _check_heads(layer: CalibratedLayer, module: nn.Module) -> None:
+    config = getattr(module, "config", None)
+    if isinstance(module, LLNAttention):
+        heads, heads_k = module.num_heads, module.num_kv_heads
+    elif config is not None:
+        # The rule by which transformers repeats key heads.
+        heads = config.num_attention_heads
+        heads_k = heads // getattr(module, "num_key_value_groups", 1)
+    else:
+        raise ValueError(
+            f"layer {layer.name!r} is a {type(module).__name__}: expected an attention module of "
+            "lln_attention.nn or of a model of transformers; others can give alpha and beta of "
+            "Calibration.layer to lln_attention.attention"
+        )
+    if (len(layer.alpha), len(layer.beta)) != (heads, heads_k):
+        raise ValueError(
+            f"layer {layer.name!r}: the calibration has {len(layer.alpha)} alpha and "
+            f"{len(layer.beta)} beta, the module {heads} heads and {heads_k} key heads: calibrate "
+            "the model that it is to be applied to"
+        )
 
 
 def _find(name: str, modules: dict[str, nn.Module]) -> nn.Module:

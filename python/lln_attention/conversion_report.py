@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .whole_file import whole_file
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -100,11 +102,11 @@ class ConversionReport:
         return "\n".join(lines) + "\n"
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes report.json and report.md into a folder that is there."""
-        target = Path(folder)
-        text = json.dumps(self.to_dict(), indent=1)
-        (target / "report.json").write_text(text + "\n", encoding="utf-8")
-        (target / "report.md").write_text(self.to_markdown(), encoding="utf-8")
+        """Writes report.json and report.md into a folder that is there, each complete or not."""
+        data = json.dumps(self.to_dict(), indent=1) + "\n"
+        for name, text in (("report.json", data), ("report.md", self.to_markdown())):
+            with whole_file(Path(folder) / name) as part:
+                part.write_text(text, encoding="utf-8")
 
 
 def _row(cells: list[str]) -> str:

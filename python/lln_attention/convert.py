@@ -4,6 +4,8 @@
 alpha and beta at what a calibration on the texts finds, and then trains the model for a few minutes
 to have the hidden states that it had with softmax attention. The texts need no labels. A folder
 keeps checkpoints, so that a conversion that was interrupted goes on where it was, and the report.
+
+The public name is `lln_attention.convert(model, texts, ...)`, the function.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -13,22 +15,25 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import nn
 
-from . import hf
-from .calibration import calibrate
+from . import calibration_file, hf
+from .calibration import calibrate, evaluation_mode
 from .conversion_report import ConversionReport, Stage
+from .hf.configuration import restore
+from .hf.settings import IMPLEMENTATIONS
 from .recovery import Checkpoint, Progress, State, compare, recover
 from .text_batches import Batch, TextBatches
 
 __all__ = ["MODES", "Progress", "convert"]
 
-MODES = ("none", "paper", "per_head", "exact", "entropy")
+MODES = ("none", *calibration_file.MODES)
 _CALIBRATION_TEXTS = 512  # some thousand tokens: moments of a head are then known to a percent
 _MIX_TEXTS = 128
 _MIXES = tuple(i / 10 for i in range(1, 10))
@@ -60,7 +65,8 @@ def convert(
     The recovery trains all weights but the input embedding, by AdamW, on the squared error of every
     layer's hidden states and the cosine of the texts' embeddings (mean over tokens), both against
     the model as it came. There is no dropout. The same arguments on the same machine give the same
-    weights, bit for bit, also when the conversion was interrupted.
+    weights, bit for bit, also when the conversion was interrupted. An error, or an interruption,
+    leaves the model as it came.
 
     Args:
         model: A model of transformers with softmax attention, as for `hf.register`.
@@ -94,14 +100,23 @@ def convert(
             already; or the checkpoint of the folder is of another conversion.
 
     Example:
-        >>> from transformers import BertModel, AutoTokenizer
-        >>> from lln_attention.convert import convert
-        >>> def shorten(folder, texts):
-        ...     model = BertModel.from_pretrained(folder)
-        ...     tokenizer = AutoTokenizer.from_pretrained(folder)
-        ...     report = convert(model, texts, tokenizer=tokenizer, folder="conversion")
-        ...     print(report.to_markdown())
-        ...     model.save_pretrained("converted")
+        A model as small as its language, and far too little of both to be of use:
+
+        >>> from tokenizers import Tokenizer, models, pre_tokenizers
+        >>> from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+        >>> words = ["[PAD]", "the", "dog", "cat", "saw", "a", "bird"]
+        >>> by_words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}))
+        >>> by_words.pre_tokenizer = pre_tokenizers.Whitespace()
+        >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=by_words, pad_token="[PAD]")
+        >>> model = BertModel(BertConfig(vocab_size=7, hidden_size=32, num_attention_heads=2,
+        ...                              num_hidden_layers=2, intermediate_size=64))
+        >>> texts = ["the dog saw a cat", "a bird saw the dog"] * 8
+        >>> report = convert(model, texts, tokenizer=tokenizer, mode="per_head", diag_block=2,
+        ...                  steps=2, batch_size=4, held_out=4)
+        >>> [stage.name for stage in report.stages]
+        ['softmax', 'swapped', 'recovered']
+        >>> model.config._attn_implementation
+        'lln_diag'
     """
     options = {
         "implementation": implementation,
@@ -115,61 +130,70 @@ def convert(
         "held_out": held_out,
         "seed": seed,
     }
-    _validate(model, options, len(texts), checkpoint_every)
+    _validate(model, options, texts, calibration_texts, checkpoint_every)
     device = next(model.parameters()).device
     batches = TextBatches(tokenizer, texts, max_tokens, batch_size, held_out, seed, device)
-    model.eval()
-    teacher = copy.deepcopy(model).requires_grad_(False)
-    checkpoint = Checkpoint(folder, _fingerprint(options, batches, calibration_texts, teacher))
-    if calibration_texts is None:
-        calibration = _swap(model, batches.first(_CALIBRATION_TEXTS), options)
-    else:
-        calibration = _swap(model, batches.of_texts(calibration_texts), options)
-    if mix is None and implementation == "lln_diag":
-        mix = _fitted_mix(model, teacher, batches)
-    hf.configure(model, mix=mix)
-    scores = evaluations or {}
+    with evaluation_mode(model), _teacher_of(model) as teacher:
+        checkpoint = Checkpoint(folder, _fingerprint(options, batches, calibration_texts, teacher))
+        if calibration_texts is None:
+            calibration = _swap(model, batches.first(_CALIBRATION_TEXTS), options)
+        else:
+            calibration = _swap(model, batches.of_texts(calibration_texts), options)
+        if mix is None and implementation == "lln_diag":
+            mix = _fitted_mix(model, teacher, batches)
+        hf.configure(model, mix=mix)
+        scores = evaluations or {}
 
-    def stage(name: str, student: nn.Module) -> Stage:
-        found = {label: float(score(student)) for label, score in scores.items()}
-        return compare(name, student, teacher, batches.held_out(), found)
+        def stage(name: str, student: nn.Module) -> Stage:
+            found = {label: float(score(student)) for label, score in scores.items()}
+            return compare(name, student, teacher, batches.held_out(), found)
 
-    state = checkpoint.load()
-    if state is None:
-        stages = [stage("softmax", teacher), stage("swapped", model)]
-        state = State(0, [], 0.0, [asdict(each) for each in stages], {}, {})
-    if steps > 0:
-        recover(model, teacher, batches, state, checkpoint, checkpoint_every, options, progress)
-    stages = [Stage(**each) for each in state.stages]
-    if steps > 0:
-        stages.append(stage("recovered", model))
-    report = ConversionReport(
-        options | {"mix": mix},
-        calibration,
-        batches.summary(),
-        stages,
-        state.losses,
-        state.seconds,
-    )
-    if folder is not None:
-        report.save(folder)
+        state = checkpoint.load()
+        if state is None:
+            stages = [stage("softmax", teacher), stage("swapped", model)]
+            state = State(0, [], 0.0, [asdict(each) for each in stages], {}, {})
+        if steps > 0:
+            recover(model, teacher, batches, state, checkpoint, checkpoint_every, options, progress)
+        stages = [Stage(**each) for each in state.stages]
+        if steps > 0:
+            stages.append(stage("recovered", model))
+        report = ConversionReport(
+            options | {"mix": mix},
+            calibration,
+            batches.summary(),
+            stages,
+            state.losses,
+            state.seconds,
+        )
+        if folder is not None:
+            report.save(folder)
     return report
 
 
-def _validate(model: nn.Module, options: dict[str, Any], texts: int, checkpoint_every: int) -> None:
+def _validate(
+    model: nn.Module,
+    options: dict[str, Any],
+    texts: Sequence[str],
+    calibration_texts: Sequence[str] | None,
+    checkpoint_every: int,
+) -> None:
     faults = []
-    implementations = ("lln", "lln_diag")
     now = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if now is None:
         faults.append(f"model is a {type(model).__name__}: expected a model of transformers")
-    elif now in implementations:
+    elif now in IMPLEMENTATIONS:
         faults.append(
             f"the model has attention {now!r} already: give it as it was loaded, also to go on "
             "after an interruption"
         )
-    for name, known in (("mode", MODES), ("implementation", implementations)):
+    for name, known in (("mode", MODES), ("implementation", IMPLEMENTATIONS)):
         if options[name] not in known:
             faults.append(f"{name} is {options[name]!r}: expected one of {', '.join(known)}")
+    try:
+        mix = 0.5 if options["mix"] is None else options["mix"]
+        hf.Settings(diag_block=options["diag_block"], mix=mix)
+    except ValueError as error:
+        faults.append(str(error))
     for name, least in (("steps", 0), ("batch_size", 1), ("max_tokens", 1), ("held_out", 1)):
         if options[name] < least:
             faults.append(f"{name} is {options[name]}: expected {least} or more")
@@ -177,26 +201,42 @@ def _validate(model: nn.Module, options: dict[str, Any], texts: int, checkpoint_
         faults.append(f"checkpoint_every is {checkpoint_every}: expected 1 or more")
     if not options["learning_rate"] > 0:
         faults.append(f"learning_rate is {options['learning_rate']}: expected a positive number")
+    for name, given in (("texts", texts), ("calibration_texts", calibration_texts)):
+        if isinstance(given, str):
+            faults.append(f"{name} is one text: expected a list of them")
     needed = options["held_out"] + options["batch_size"]
-    if texts < needed:
+    if len(texts) < needed:
         faults.append(
-            f"{texts} texts: expected at least held_out + batch_size = {needed}; give more texts, "
-            "or smaller numbers"
+            f"{len(texts)} texts: expected at least held_out + batch_size = {needed}; give more "
+            "texts, or smaller numbers"
         )
     if faults:
         raise ValueError("; ".join(faults))
 
 
+@contextmanager
+def _teacher_of(model: nn.Module) -> Iterator[nn.Module]:
+    """A copy of the model as it is, which it becomes again where the block ends with an error."""
+    teacher = copy.deepcopy(model).requires_grad_(False)
+    try:
+        yield teacher
+    except BaseException:
+        model.load_state_dict(teacher.state_dict())
+        restore(model, teacher)
+        raise
+
+
 def _swap(model: nn.Module, batches: list[Batch], options: dict[str, Any]) -> dict[str, Any] | None:
     """Gives the model LLN attention with calibrated scales; the calibration as a dictionary."""
-    hf.register()
-    found = None
-    if options["mode"] == "none":
-        hf.configure(model, matching="none", diag_block=options["diag_block"])
-    else:
-        found = calibrate(model, batches, mode=options["mode"])
-        hf.configure(model, matching="auto", calibration=found, diag_block=options["diag_block"])
-    model.set_attn_implementation(options["implementation"])  # type: ignore[operator]
+    calibrated = options["mode"] != "none"
+    found = calibrate(model, batches, mode=options["mode"]) if calibrated else None
+    hf.configure(
+        model,
+        implementation=options["implementation"],
+        diag_block=options["diag_block"],
+        matching="auto" if calibrated else "none",
+        calibration=found,
+    )
     return None if found is None else found.to_dict()
 
 

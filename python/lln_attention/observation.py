@@ -103,7 +103,7 @@ def holds_transformers(model: nn.Module) -> bool:
 def with_usual_scaling(q: Tensor, scaling: float | None) -> Tensor:
     """q such that the logits of softmax are q.k / sqrt(dim), which matching and Diag assume."""
     ratio = 1.0 if scaling is None else scaling * math.sqrt(q.shape[-1])
-    return q if math.isclose(ratio, 1.0, rel_tol=1e-6) else q * ratio
+    return q if abs(ratio - 1.0) <= 1e-6 else q * ratio
 
 
 def keys_that_count(mask: Tensor, k: Tensor) -> Tensor:

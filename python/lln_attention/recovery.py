@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from .conversion_report import Stage
 from .text_batches import Batch, TextBatches
+from .whole_file import whole_file
 
 _WARMUP = 20  # steps until the learning rate is reached
 
@@ -82,9 +83,8 @@ class Checkpoint:
         """Complete or not at all."""
         if self.path is None:
             return
-        part = self.path.with_suffix(".part")
-        torch.save({"fingerprint": self.fingerprint, **vars(state)}, part)
-        os.replace(part, self.path)
+        with whole_file(self.path) as part:
+            torch.save({"fingerprint": self.fingerprint, **vars(state)}, part)
 
 
 def recover(

@@ -52,7 +52,6 @@ class TextBatches:
         self._held_out = [ids[i] for i in order[:held_out]]
         self._ids = [ids[i] for i in order[held_out:]]
         self._size, self._seed, self._device = batch_size, seed, device
-        self._padding: int = tokenizer.pad_token_id
         self._pass = -1
         self._order: list[list[int]] = []
 
@@ -108,13 +107,20 @@ class TextBatches:
             yield self._padded(ids[begin : begin + self._size])
 
     def _padded(self, ids: list[list[int]]) -> Batch:
-        tokens = max(map(len, ids))
-        rows = [each + [self._padding] * (tokens - len(each)) for each in ids]
-        counts = [[1] * len(each) + [0] * (tokens - len(each)) for each in ids]
-        return {
-            "input_ids": torch.tensor(rows, device=self._device),
-            "attention_mask": torch.tensor(counts, device=self._device),
-        }
+        return padded(self._tokenizer, ids, self._device)
+
+
+def padded(tokenizer: Any, ids: Sequence[list[int]], device: torch.device | str = "cpu") -> Batch:
+    """Texts of different lengths as one batch, with the padding behind them."""
+    # Tokenizers of decoders often have no padding; it is masked, so that any token serves.
+    padding = 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    tokens = max(map(len, ids))
+    rows = [each + [padding] * (tokens - len(each)) for each in ids]
+    counts = [[1] * len(each) + [0] * (tokens - len(each)) for each in ids]
+    return {
+        "input_ids": torch.tensor(rows, device=device),
+        "attention_mask": torch.tensor(counts, device=device),
+    }
 
 
 def _shuffled(count: int, seed: int) -> list[int]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,9 +133,37 @@ def test_a_calibration_of_the_bare_model_fits_the_one_with_a_head() -> None:
     found.apply(nn.Sequential(bare))
     for model in (headed.bert, bare):
         module = model.encoder.layer[1].attention.self
-        assert module.lln_alpha.tolist() == list(found.layers[1].alpha)
+        assert module.lln_scales.alpha.tolist() == list(found.layers[1].alpha)
     with pytest.raises(ValueError, match=r"no module 'encoder\.layer\.0\.attention\.self'"):
         found.apply(hf_models.make("gpt2"))
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+def test_a_calibration_of_other_heads_is_refused(name: str) -> None:
+    """And leaves the model as it was, also the layers before the one that is at fault."""
+    model = hf_models.make(name)
+    right = calibrate(model, [{"input_ids": hf_models.tokens(2, 30)}])
+    first, second = right.layers
+    for alpha, beta in ((second.alpha[:2], second.beta), (second.alpha, second.beta[:1])):
+        wrong = Calibration("entropy", (first, replace(second, alpha=alpha, beta=beta)))
+        with pytest.raises(ValueError, match=rf"'{second.name}': the calibration has {len(alpha)} "
+                           rf"alpha and {len(beta)} beta, the module 4 heads"):  # fmt: skip
+            wrong.apply(model)
+        assert not hasattr(model.config, "lln")
+        assert not any(hasattr(module, "lln_scales") for module in model.modules())
+    right.apply(model)
+
+
+def test_modules_that_cannot_use_a_calibration() -> None:
+    layers = nn.Sequential(LLNAttention(32, 4, num_kv_heads=2, matching="none"))
+    scales = ((1.5,) * 3, (1.5,) * 2)
+    with pytest.raises(ValueError, match=r"layer '0': .* 3 alpha and 2 beta, the module 4 heads"):
+        Calibration("exact", (CalibratedLayer("0", 8, 9, *scales),)).apply(layers)
+    assert layers[0].matching == "none"
+    with pytest.raises(ValueError, match=r"layer '0' is a Linear: expected an attention module"):
+        Calibration("exact", (CalibratedLayer("0", 8, 9, *scales),)).apply(
+            nn.Sequential(nn.Linear(2, 2))
+        )
 
 
 def test_nothing_to_calibrate() -> None:

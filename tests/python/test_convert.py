@@ -18,6 +18,8 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
+import lln_attention  # noqa: E402
+from lln_attention import hf  # noqa: E402
 from lln_attention.convert import Progress, convert  # noqa: E402
 from lln_attention.text_batches import TextBatches  # noqa: E402
 
@@ -27,7 +29,7 @@ OPTIONS: dict[str, Any] = {"batch_size": 8, "held_out": 8, "max_tokens": 48, "di
 class WordTokenizer:
     """Words of the form w17 become 17; 0 is padding."""
 
-    pad_token_id = 0
+    pad_token_id: int | None = 0
 
     def __call__(self, texts: list[str], truncation: bool, max_length: int) -> dict[str, Any]:
         assert truncation
@@ -135,6 +137,10 @@ def test_goes_on_after_an_interruption_to_the_same_bits(model: Any, tmp_path: Pa
 
     with pytest.raises(KeyboardInterrupt):
         run(other, steps=9, folder=tmp_path, checkpoint_every=3, progress=interrupt)
+    # The model is as it came, so that both it and a fresh copy can go on.
+    assert_same(weights_of(other), weights_of(third))
+    assert other.config._attn_implementation == "sdpa" and not hasattr(other.config, "lln")
+    assert not any(hasattr(module, "lln_scales") for module in other.modules())
     seen: list[int] = []
     report = run(
         third, steps=9, folder=tmp_path, checkpoint_every=3, progress=lambda p: seen.append(p.step)
@@ -200,6 +206,86 @@ def test_all_faults_are_named(model: Any) -> None:
         "60 texts: expected at least held_out + batch_size = 68",
     ):
         assert part in text
+
+
+def test_options_of_the_attention_are_checked_first(model: Any) -> None:
+    with pytest.raises(ValueError, match=r"diag_block is 0: .*; mix is 7: expected a number from"):
+        run(model, mix=7, diag_block=0)
+    assert model.config._attn_implementation == "sdpa"
+    with pytest.raises(ValueError, match=r"^texts is one text: expected a list of them$"):
+        convert(model, "w1 w2 " * 50, tokenizer=WordTokenizer(), **OPTIONS)
+    with pytest.raises(ValueError, match=r"^calibration_texts is one text"):
+        run(model, calibration_texts="w1 w2")
+
+
+def test_an_error_leaves_the_model_as_it_came(model: Any) -> None:
+    """Also one that has a calibration already."""
+    ids = torch.arange(1, 21)[None]
+    model.train()
+    calibration = lln_attention.calibrate(model, [ids], mode="per_head")
+    calibration.apply(model)
+    before, options = weights_of(model), copy.deepcopy(model.config.lln)
+
+    def fail(progress: Progress) -> None:
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        run(model, steps=2, learning_rate=0.1, progress=fail)
+    assert_same(weights_of(model), before)
+    assert model.config._attn_implementation == "sdpa"
+    assert model.config.lln == options
+    scales = model.encoder.layer[1].attention.self.lln_scales
+    assert scales.alpha.tolist() == list(calibration.layers[1].alpha)
+    assert all(module.training for module in model.modules())
+
+
+def test_modules_keep_their_mode(model: Any) -> None:
+    model.train()
+    model.encoder.layer[0].eval()
+    training = {name: module.training for name, module in model.named_modules()}
+    run(model, steps=1)
+    assert {name: module.training for name, module in model.named_modules()
+            if name in training} == training  # fmt: skip
+
+
+def test_a_decoder_whose_tokenizer_has_no_padding() -> None:
+    config = transformers.GPT2Config(
+        vocab_size=50, n_embd=32, n_head=2, n_layer=2, n_inner=64, initializer_range=0.2,
+        bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = transformers.GPT2LMHeadModel(config)
+    tokenizer = WordTokenizer()
+    tokenizer.pad_token_id = None
+    report = convert(model, make_texts(), tokenizer=tokenizer, steps=40, learning_rate=3e-3,
+                     **OPTIONS)  # fmt: skip
+    _, swapped, recovered = report.stages
+    assert recovered.hidden_errors[-1] < 0.9 * swapped.hidden_errors[-1]
+
+
+def test_a_converted_model_comes_back(model: Any, tmp_path: Path) -> None:
+    run(model, steps=1)
+    model.save_pretrained(tmp_path)
+    loaded = transformers.BertModel.from_pretrained(tmp_path).eval()
+    hf.configure(loaded)
+    ids = torch.arange(1, 21)[None]
+    with torch.no_grad():
+        assert torch.equal(loaded(ids).last_hidden_state, model(ids).last_hidden_state)
+
+
+def test_reports_are_written_whole(model: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    report = run(model, steps=0, folder=tmp_path)
+    before = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
+    assert before.keys() == {"report.json", "report.md"}
+    write = Path.write_text
+
+    def half(path: Path, text: str, **options: Any) -> int:
+        write(path, text[: len(text) // 2], **options)
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(OSError, match="no space left"):
+        report.save(tmp_path)
+    assert {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()} == before
 
 
 def test_a_model_is_converted_once(model: Any) -> None:

@@ -98,8 +98,8 @@ def test_layers_compute_attention_of_their_q_and_k(name: str, scaling: float | N
         causal=name == "llama",
         diag_block=8,
         mix=0.3,
-        alpha=layer.lln_alpha,
-        beta=layer.lln_beta,
+        alpha=layer.lln_scales.alpha,
+        beta=layer.lln_scales.beta,
         key_mask=inputs["attention_mask"].bool(),
     )
     assert torch.equal(rows[0], expected)
@@ -180,6 +180,46 @@ def test_settings_without_a_calibration_need_no_call_after_loading(tmp_path: Pat
     assert torch.equal(_output(loaded, _inputs("bert")), before)
 
 
+def test_the_implementation_is_saved_with_the_options(tmp_path: Path) -> None:
+    """A model that was made for LLN attention must not come back as softmax without a word."""
+    model = _calibrated("bert", "sdpa")
+    hf.configure(model, implementation="lln_diag", diag_block=4)
+    before = _output(model, _inputs("bert"))
+    model.save_pretrained(tmp_path / "diag")
+    loaded = BertModel.from_pretrained(tmp_path / "diag").eval()
+    hf.configure(loaded)
+    assert loaded.config._attn_implementation == "lln_diag"
+    assert torch.equal(_output(loaded, _inputs("bert")), before)
+    chosen = BertModel.from_pretrained(tmp_path / "diag", attn_implementation="lln").eval()
+    hf.configure(chosen)
+    assert chosen.config._attn_implementation == "lln"
+    chosen.set_attn_implementation("sdpa")
+    hf.configure(chosen, mix=0.25)
+    assert chosen.config._attn_implementation == "sdpa"
+
+    unused = _calibrated("bert", "sdpa")
+    unused.save_pretrained(tmp_path / "unused")
+    with pytest.warns(UserWarning, match=r"its attention is 'sdpa': give attn_implementation"):
+        hf.configure(BertModel.from_pretrained(tmp_path / "unused"))
+
+
+def test_scales_keep_their_numbers_in_other_types() -> None:
+    model = _calibrated("llama", "lln_diag")
+
+    def scales() -> list[Tensor]:
+        found = [layer.self_attn.lln_scales for layer in model.model.layers]
+        return [x for each in found for x in (each.alpha, each.beta)]
+
+    before = [x.clone() for x in scales()]
+    for change in (model.bfloat16, model.half, model.double, model.float, model.bfloat16):
+        change()
+        for one, other in zip(before, scales(), strict=True):
+            assert other.dtype == torch.float32 and torch.equal(one, other)
+    assert torch.isfinite(_output(model, _inputs("llama"))).all()
+    model.to("meta")
+    assert all(x.is_meta for x in scales())
+
+
 def test_copies_keep_their_scales() -> None:
     model = _calibrated("llama", "lln")
     other = copy.deepcopy(model)
@@ -218,13 +258,15 @@ def test_autocast(name: str) -> None:
     rough.float().sum().backward()
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(("implementation", "dynamic"), [("lln", True), ("lln_diag", None)])
 @pytest.mark.parametrize("name", ["bert", "llama"])
-def test_compiled_without_a_graph_break(name: str, implementation: str) -> None:
+def test_compiled_without_a_graph_break(
+    name: str, implementation: str, dynamic: bool | None
+) -> None:
     model = _calibrated(name, implementation)
     inputs = _inputs(name) | ({"use_cache": False} if name == "llama" else {})
     torch._dynamo.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(model, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     found = compiled(**inputs)[0]
     torch.testing.assert_close(found, _output(model, inputs), rtol=1e-5, atol=1e-5)
     used = [x for x in model.encoder.parameters()] if name == "bert" else [*model.parameters()]

@@ -26,10 +26,15 @@ def _lln(name: str, **options: object) -> torch.nn.Module:
     return model
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "llama"])
+@pytest.mark.parametrize("name", list(hf_models.MODELS))
 def test_output_attentions(name: str) -> None:
+    inputs = torch.zeros(1, 3, 224, 224) if name == "vit" else hf_models.tokens(1, 5)
     with pytest.raises(NotImplementedError, match=r"output_attentions.*lln_attention\.analyze"):
-        _lln(name)(hf_models.tokens(1, 5), output_attentions=True)
+        _lln(name)(inputs, output_attentions=True)
+    by_config = _lln(name, output_attentions=True, attn_implementation="eager")
+    with pytest.raises(NotImplementedError, match=r"output_attentions.*lln_attention\.analyze"):
+        by_config(inputs)
+    by_config(inputs, output_attentions=False)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +63,19 @@ def test_packed_sequences() -> None:
     positions = torch.tensor([[0, 1, 2, 0, 1]])
     with pytest.raises(NotImplementedError, match="its own row of the batch"):
         _lln("llama")(hf_models.tokens(1, 5), position_ids=positions, use_cache=False)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "lln"])
+def test_packing_with_a_cache_is_none(implementation: str) -> None:
+    """Positions that start anew are then positions and nothing else, by transformers' own rule."""
+    model = _lln("llama")
+    model.set_attn_implementation(implementation)
+    positions = torch.tensor([[0, 1, 2, 0, 1]])
+    ids = hf_models.tokens(1, 5)
+    before = model(ids, position_ids=positions).logits
+    ids[0, 0] = 3 if ids[0, 0] > 3 else 4
+    after = model(ids, position_ids=positions).logits
+    assert not torch.allclose(before[:, 3:], after[:, 3:], atol=1e-3)
 
 
 def test_causal_sliding_window() -> None:
@@ -97,6 +115,7 @@ def test_masks_of_another_length() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"implementation": "sdpa"}, "implementation is 'sdpa': expected one of lln, lln_diag"),
         ({"diag_block": 0}, "diag_block is 0: expected a positive integer"),
         ({"mix": 1.5}, "mix is 1.5: expected a number from 0 to 1"),
         ({"matching": "ema"}, "matching is 'ema': expected one of auto, none"),

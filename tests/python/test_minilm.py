@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import math
 import random
 import subprocess
 import sys
@@ -81,3 +82,31 @@ def test_convert_minilm(data: Path, tmp_path: Path) -> None:
     assert 0 < recovered["hidden_errors"][-1] < 0.97 * swapped["hidden_errors"][-1]
     assert swapped["mean_cosine"] < recovered["mean_cosine"] < 1
     assert (tmp_path / "model" / "config.json").exists()
+
+
+def test_analyze_minilm(data: Path, tmp_path: Path) -> None:
+    for part, count in (("train", 52), ("test", 20)):
+        write_pairs(tmp_path / f"sts-{part}.csv", count, random.Random(count))
+    sizes = ("--paragraphs", 16, "--tokens", 24, "--held-out", 8, "--threads", 1)
+    output = run("analyze_minilm.py", data / "text.txt", tmp_path, tmp_path, *sizes)
+    analysis: dict[str, Any] = json.loads((tmp_path / "analysis.json").read_text(encoding="utf-8"))
+    modes = ("none", "paper", "per_head", "exact", "entropy")
+    assert tuple(analysis["heads"]) == ("softmax", *modes)
+    places = list(itertools.product(range(6), range(12)))
+    for heads in analysis["heads"].values():
+        assert [(head["layer"], head["head"]) for head in heads] == places
+        assert all(0 <= head["entropy_nats"] <= math.log(24) for head in heads)
+    softmax, *swaps = analysis["swaps"]
+    assert softmax["sts"] > 0.8
+    assert [row["mode"] for row in swaps] == [*modes * 3, "none"]
+    # The fitted mix of a mode leaves the hidden states closer than the one that was given.
+    for given, fitted in zip(swaps[5:10], swaps[10:15], strict=True):
+        assert sum(fitted["hidden_errors"]) <= 1.05 * sum(given["hidden_errors"])
+    assert f"softmax: {softmax['sts']:.4f}" in output
+    assert "<html" in (tmp_path / "heads.html").read_text(encoding="utf-8")
+
+    pictures = sorted(path.name for path in tmp_path.glob("*.png"))
+    assert pictures == [f"minilm_{x}.png" for x in ("heads", "lognormality", "matching", "swaps")]
+    run("minilm_figures.py", tmp_path / "analysis.json", tmp_path / "again")
+    for name in pictures:
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / name).read_bytes()

@@ -29,7 +29,8 @@ if tuple(int(part) for part in _transformers.__version__.split(".")[:2]) < (5, 1
     )
 
 from .cache import LLNCache
+from .configuration import configure
 from .registry import register
-from .settings import Settings, configure
+from .settings import Settings
 
 __all__ = ["LLNCache", "Settings", "configure", "register"]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.utils.output_capturing import _active_collector
 
 from ..functional import attention
 from ..observation import with_usual_scaling
@@ -146,7 +147,8 @@ def _refuse(
             "attention_probs_dropout_prob=0) (attn_pdrop for GPT-2, attention_dropout for Llama "
             "and ModernBERT)" + instead
         )
-    if kwargs.get("output_attentions"):
+    # Of what it is to return a model tells only its collector: GPT-2 drops the argument.
+    if kwargs.get("output_attentions") or "attentions" in (_active_collector.get() or ()):
         raise NotImplementedError(
             "LLN attention never forms its weights, so output_attentions cannot return them: "
             "use lln_attention.analyze for what they are like, or set_attn_implementation('eager')"
