@@ -17,7 +17,8 @@ BuildInfo build_info() {
   info.cpu_targets = cpu_target_names();
   info.cpu_target = info.cpu_targets.empty() ? "none" : info.cpu_targets.front();
   const std::string no_cuda = cuda::absence();
-  info.parts = {{"cuda", no_cuda.empty(), no_cuda}, {"torch", false, LLN_TORCH_REASON}};
+  const std::string no_torch = LLN_TORCH_REASON;
+  info.parts = {{"cuda", no_cuda.empty(), no_cuda}, {"torch", no_torch.empty(), no_torch}};
   info.cuda = cuda::describe();
   return info;
 }

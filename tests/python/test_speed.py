@@ -1,9 +1,9 @@
 """Cost of a call: what it adds to the kernel, and the kernel against plain torch, in one run.
 
-Times are the least of many, and ratios are of calls that take turns. The ratios are held by the clock
-with torch's own number of threads, where the machine is free, and always in time of one thread on the
-processor, which leaves out other work on the machine: there three quarters of a goal are asked for,
-since torch's plain form gains less from a second thread than ours.
+Times are the least of many, and ratios are of calls that take turns. The ratios are held by the
+clock with torch's own number of threads, where the machine is free, and always in time of one
+thread on the processor, which leaves out other work on the machine: there three quarters of a goal
+are asked for, since torch's plain form gains less from a second thread than ours.
 """
 
 # SPDX-License-Identifier: Apache-2.0

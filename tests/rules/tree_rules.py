@@ -39,10 +39,14 @@ ALLOWED_INCLUDES = {
     "report": {"lln", "fmt", "nlohmann"},
     "cli": {"lln", "io", "conformance", "bench", "report", "fmt", "CLI", "nlohmann", "Eigen"},
     "python/ops": {"lln", "report", "nlohmann", "torch"},
+    "lln_torch/config": {"lln", "lln_torch/config", "fmt", "nlohmann", "toml++"},
+    "lln_torch/data": {"lln", "io", "lln_torch/config", "lln_torch/data", "fmt", "nlohmann",
+                       "unicode"},
 }
-SYSTEM_FOLDERS = ("cli", "src/io", "src/cpu", "src/cuda")
+SYSTEM_FOLDERS = ("cli", "src/io", "src/cpu", "src/cuda", "lln_torch")
 TORCH = {"torch", "ATen", "c10"}
-NO_TORCH_FOLDERS = ("include", "src", "cli", "conformance", "bench")
+NO_TORCH_FOLDERS = ("include", "src", "cli", "conformance", "bench", "lln_torch/config",
+                    "lln_torch/data")
 
 # The core reports by Error alone: it never prints, ends the program or reads the environment.
 SILENT_FOLDERS = ("include", "src")
@@ -116,7 +120,8 @@ def include_allowed(layer, target, angled):
     if layer == "include":
         return first == "lln" and not angled
     own = layer.split("/")[-1]
-    return first == own or first in ALLOWED_INCLUDES[layer] or target in ALLOWED_INCLUDES[layer]
+    return (first == own or first in ALLOWED_INCLUDES[layer] or target in ALLOWED_INCLUDES[layer]
+            or under(target, ALLOWED_INCLUDES[layer]))
 
 
 def check_includes(root):

@@ -1,0 +1,33 @@
+// The list of tasks: adding one is a file and an entry here.
+// SPDX-License-Identifier: Apache-2.0
+#include <vector>
+
+#include "lln_torch/config/settings.h"
+#include "lln_torch/data/batch.h"
+
+namespace lln_torch {
+namespace {
+
+struct SourceEntry {
+  const char* name;
+  std::unique_ptr<Source> (*make)(const Settings& data, const std::string& folder);
+};
+
+const std::vector<SourceEntry>& entries() {
+  static const std::vector<SourceEntry> list = {};
+  return list;
+}
+
+}  // namespace
+
+std::unique_ptr<Source> make_source(const Settings& data, const std::string& folder) {
+  std::vector<std::string> names;
+  for (const SourceEntry& entry : entries()) names.emplace_back(entry.name);
+  const std::string name = data.choice("task", "", names);
+  for (const SourceEntry& entry : entries()) {
+    if (entry.name == name) return entry.make(data, folder);
+  }
+  data.refuse("task", "a task");
+}
+
+}  // namespace lln_torch
