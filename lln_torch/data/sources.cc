@@ -4,6 +4,10 @@
 
 #include "lln_torch/config/settings.h"
 #include "lln_torch/data/batch.h"
+#include "lln_torch/data/image_sources.h"
+#include "lln_torch/data/listops.h"
+#include "lln_torch/data/mqar.h"
+#include "lln_torch/data/pathfinder.h"
 
 namespace lln_torch {
 namespace {
@@ -14,7 +18,11 @@ struct SourceEntry {
 };
 
 const std::vector<SourceEntry>& entries() {
-  static const std::vector<SourceEntry> list = {};
+  static const std::vector<SourceEntry> list = {
+      {"cifar10-grey", make_cifar_source},      {"images", make_images_source},
+      {"listops", make_listops_source},         {"mqar", make_mqar_source},
+      {"pathfinder32", make_pathfinder_source},
+  };
   return list;
 }
 
