@@ -140,7 +140,7 @@ std::unique_ptr<Source> make_glue_source(const Settings& data, const std::string
   task.pad_id = tokenizer->special().pad;
   task.metrics.assign(glue.metrics.begin(), glue.metrics.end());
   if (task.kind == TaskKind::classes) {
-    set_class_chance(task, train, validation);
+    set_class_chance(task, validation);
   } else {
     task.chance_text = "a constant correlates with nothing";
   }

@@ -160,7 +160,7 @@ std::unique_ptr<Source> make_imdb_source(const Settings& data, const std::string
   task.max_tokens = tokens;
   task.pad_id = bytes->special().pad;
   task.metrics = {"accuracy"};
-  set_class_chance(task, train, validation);
+  set_class_chance(task, validation);
   return make_example_source(std::move(task), std::move(train), std::move(validation), options);
 }
 
