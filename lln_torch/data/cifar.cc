@@ -143,6 +143,7 @@ class CifarSource final : public Source {
     task_.kind = TaskKind::classes;
     task_.classes = kCifarClasses;
     task_.metrics = {"accuracy", "loss"};
+    task_.class_names = cifar_names();
     form_.describe(task_);
     const std::vector<std::int32_t> labels(shown().labels.begin() + first_shown_,
                                            shown().labels.end());

@@ -43,8 +43,14 @@ std::unique_ptr<Source> make_generated_source(Task task, const GeneratedSplits& 
                                               MakeExamples make);
 
 // Rows of different lengths in one block, padded on the right; the mask is left out where nothing
-// is padded. `tokens` 0: as wide as the longest row.
-TextRows padded_rows(const std::vector<std::vector<std::int32_t>>& rows, std::int64_t tokens,
+// is padded. As wide as the longest row, rounded up to `unit` so that not every batch is a shape of
+// its own, and never wider than `most`; `fixed`: always `most`.
+struct PaddedWidth {
+  std::int64_t most = 0;
+  std::int64_t unit = 1;
+  bool fixed = false;
+};
+TextRows padded_rows(const std::vector<std::vector<std::int32_t>>& rows, const PaddedWidth& width,
                      std::int32_t pad_id);
 
 // The classes of a validation set: its most frequent one, and the shares of all as text.

@@ -103,6 +103,7 @@ class ImagesSource final : public Source {
     task_.height = size_;
     task_.width = size_;
     task_.metrics = {"accuracy", "loss"};
+    task_.class_names = files_.classes();
     std::vector<std::int32_t> labels;
     for (const ImageFile* file : shown_) labels.push_back(file->label);
     const ClassBalance balance = class_balance(labels, task_.classes, files_.classes());
