@@ -7,5 +7,6 @@
 namespace lln::cli {
 
 Verb add_tokenize(CLI::App& program);
+Verb add_preview(CLI::App& program);
 
 }  // namespace lln::cli

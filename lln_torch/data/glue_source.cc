@@ -12,6 +12,7 @@
 #include "lln/error.h"
 #include "lln_torch/config/settings.h"
 #include "lln_torch/data/glue.h"
+#include "lln_torch/data/preview.h"
 #include "lln_torch/data/text_examples.h"
 #include "lln_torch/data/text_sources.h"
 
@@ -113,7 +114,7 @@ const GlueTask& glue_task(const std::string& name) {
 
 std::unique_ptr<Source> make_glue_source(const Settings& data, const std::string& folder) {
   const GlueTask& glue = glue_task(data.text("task", ""));
-  const std::unique_ptr<Tokenizer> tokenizer = data_tokenizer(data, folder);
+  const std::shared_ptr<const Tokenizer> tokenizer = data_tokenizer(data, folder);
   const TextSourceOptions options = text_source_options(data);
   const std::int64_t tokens = data.integer("tokens", 128, 8, std::int64_t{1} << 20);
   const bool skip_corrupt = data.flag("skip_corrupt", false);
@@ -138,6 +139,8 @@ std::unique_ptr<Source> make_glue_source(const Settings& data, const std::string
   task.vocabulary = tokenizer->vocabulary();
   task.max_tokens = tokens;
   task.pad_id = tokenizer->special().pad;
+  task.class_names.assign(glue.labels.begin(), glue.labels.end());
+  task.text_of_ids = text_by(tokenizer);
   task.metrics.assign(glue.metrics.begin(), glue.metrics.end());
   if (task.kind == TaskKind::classes) {
     set_class_chance(task, validation);
