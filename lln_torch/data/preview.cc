@@ -56,7 +56,8 @@ std::string class_name(const Task& task, std::int32_t label) {
   if (label < 0 || static_cast<std::size_t>(label) >= task.class_names.size()) {
     return std::to_string(label);
   }
-  return fmt::format("{} ({})", task.class_names[static_cast<std::size_t>(label)], label);
+  const std::string& name = task.class_names[static_cast<std::size_t>(label)];
+  return name == std::to_string(label) ? name : fmt::format("{} ({})", name, label);
 }
 
 // Of masked and following tokens: which place asks for what.

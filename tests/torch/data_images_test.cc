@@ -155,6 +155,9 @@ TEST(Images, LayoutsThatAreNotThereAreRefused) {
   const auto io = lln::ErrorCode::io;
   const Folder empty;
   lln::test::expect_error([&] { images(empty.path()); },
+                          {"set", "a folder or a tar in " + empty.path()});
+  std::filesystem::create_directories(empty / "train");
+  lln::test::expect_error([&] { images(empty.path()); },
                           {empty.path(), "train/CLASS/*.jpg", "at least 2 classes", "found 0"}, io);
   const Folder one;
   one.write("train/cat/a.jpg", test::plain_jpeg(8, 8, 1, 2, 3));
