@@ -151,23 +151,21 @@ int run_preview(const PreviewOptions& options) {
 
 Verb add_preview(CLI::App& program) {
   const auto options = std::make_shared<PreviewOptions>();
-  CLI::App* command = program.add_subcommand(
-      "preview",
-      "Show examples of a task as a model sees them: ids as text, pictures as characters or "
-      "files, labels by name. What is shown is batch --step of the training, or the first rows of "
-      "the validation set.");
+  CLI::App* command =
+      program.add_subcommand("preview", "Show examples of a task as a model sees them");
   command
       ->add_option("task", options->task,
-                   "The task (an unknown name lists all), or a config (.toml) with a table [data]")
+                   "The task (a wrong name lists all), or a config with a table [data]")
       ->required();
   command->add_option("--data", options->data, "The folder that the task reads");
   command->add_option("--rows", options->rows, "How many rows")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
-  command->add_option("--step", options->step, "The batch of training to show")
+  command->add_option("--step", options->step, "Which batch of the training")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  command->add_flag("--validation", options->validation, "Show the validation set");
+  command->add_flag("--validation", options->validation,
+                    "The first rows of the validation set instead");
   command->add_option("--set", options->assignments, "A setting of [data], as size=96; repeatable")
       ->expected(1)
       ->take_all();

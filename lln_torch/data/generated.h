@@ -1,6 +1,7 @@
 // Tasks whose examples are made, never stored: an example is a function of the seed, the split and
 // its index. Splits draw from streams of their own, so that no training example is taken from the
-// numbers that made a validation example.
+// numbers that made a validation example. What is held out is the same for every seed: results of
+// runs that differ in it can be compared.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -32,7 +33,7 @@ struct GeneratedSplits {
 // The numbers of one example of a task that has a stream of its own.
 inline Random example_random(const GeneratedSplits& splits, std::uint64_t task_stream, Split split,
                              std::int64_t index) {
-  return {splits.seed, task_stream + static_cast<std::uint64_t>(split),
+  return {split == Split::train ? splits.seed : 0, task_stream + static_cast<std::uint64_t>(split),
           static_cast<std::uint64_t>(index)};
 }
 

@@ -70,7 +70,7 @@ TEST_P(GeneratedTask, AnEpochShowsEveryExampleOnce) {
   for (const auto& [ids, count] : seen) EXPECT_EQ(count, 2);
 }
 
-TEST_P(GeneratedTask, SplitsAndSeedsShareNoExample) {
+TEST_P(GeneratedTask, SplitsShareNoExampleAndSeedsNoneOfTraining) {
   std::set<std::vector<std::int32_t>> seen;
   const auto add = [&](const Batch& batch) {
     for (std::int64_t row = 0; row < batch.rows; ++row) seen.insert(row_of(batch, row));
@@ -78,8 +78,9 @@ TEST_P(GeneratedTask, SplitsAndSeedsShareNoExample) {
   add(source("train_rows = 8")->train_batch(0, 8, 0, 8));
   add(source()->validation_batch(0, 8));
   add(source("validation_split = 'test'")->validation_batch(0, 8));
-  add(source("seed = 1")->validation_batch(0, 8));
+  add(source("train_rows = 8\nseed = 1")->train_batch(0, 8, 0, 8));
   EXPECT_EQ(seen.size(), 32u);
+  expect_same(source("seed = 1")->validation_batch(0, 8), source()->validation_batch(0, 8));
 }
 
 TEST_P(GeneratedTask, ThreadsGetTheSame) {
