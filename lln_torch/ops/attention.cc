@@ -25,6 +25,11 @@ using torch::autograd::variable_list;
 enum DifferentiablePlace : std::size_t { kQ, kK, kV, kAlpha, kBeta, kMix, kLlnWeight, kDiagWeight };
 constexpr std::size_t kDifferentiable = 8;
 using DifferentiableTensors = std::array<at::Tensor, kDifferentiable>;
+// autograd takes arguments that are not given in this form alone.
+using MaybeTensor = std::optional<at::Tensor>;
+MaybeTensor maybe_given(const at::Tensor& x) {
+  return x.defined() ? MaybeTensor(x) : MaybeTensor();
+}
 enum FixedPlace : std::size_t { kKeyLengths, kKeyMask, kCuSeqlens, kCuSeqlensK };
 constexpr std::size_t kFixed = 4;
 
@@ -103,9 +108,9 @@ struct FinalGradients : torch::autograd::Function<FinalGradients> {
   // Of the wanted ones alone: a function has no outputs that are not defined.
   static variable_list forward(AutogradContext*, const at::Tensor& g, const at::Tensor& /*q*/,
                                const at::Tensor& /*k*/, const at::Tensor& /*v*/,
-                               const at::Tensor& /*alpha*/, const at::Tensor& /*beta*/,
-                               const at::Tensor& /*mix*/, const at::Tensor& /*lln_weight*/,
-                               const at::Tensor& /*diag_weight*/, const variable_list* saved,
+                               const MaybeTensor& /*alpha*/, const MaybeTensor& /*beta*/,
+                               const MaybeTensor& /*mix*/, const MaybeTensor& /*lln_weight*/,
+                               const MaybeTensor& /*diag_weight*/, const variable_list* saved,
                                const binding::Options* options,
                                const std::array<bool, kDifferentiable>* wanted) {
     variable_list gradients = gradients_of(g, *saved, *options, *wanted);
@@ -120,11 +125,16 @@ struct FinalGradients : torch::autograd::Function<FinalGradients> {
 
 struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
-                            const at::Tensor& v, const at::Tensor& alpha, const at::Tensor& beta,
-                            const at::Tensor& mix, const at::Tensor& lln_weight,
-                            const at::Tensor& diag_weight, const CallOptions* options,
+                            const at::Tensor& v, const MaybeTensor& alpha, const MaybeTensor& beta,
+                            const MaybeTensor& mix, const MaybeTensor& lln_weight,
+                            const MaybeTensor& diag_weight, const CallOptions* options,
                             const CallScales* scales) {
-    variable_list saved{q, k, v, alpha, beta, mix, lln_weight, diag_weight};
+    variable_list saved{q, k, v};
+    std::int64_t given = 0b111;  // a bit for each place
+    for (const MaybeTensor* x : {&alpha, &beta, &mix, &lln_weight, &diag_weight}) {
+      if (*x) given |= std::int64_t{1} << saved.size();
+      saved.push_back(x->value_or(at::Tensor()));
+    }
     saved.insert(saved.end(), options->tensors.begin(), options->tensors.end());
     const BoundArguments bound(saved.data(), saved.data() + kDifferentiable);
     const binding::OptionalTensor query_mask =
@@ -133,12 +143,13 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
         binding::forward(bound.arguments(), options->binding_options(),
                          {scales->matching, query_mask, scales->alpha, scales->beta});
     // Matched, or numbers.
-    if (!alpha.defined()) saved[kAlpha] = from_binding_optional(found.alpha);
-    if (!beta.defined()) saved[kBeta] = from_binding_optional(found.beta);
+    if (!alpha) saved[kAlpha] = from_binding_optional(found.alpha);
+    if (!beta) saved[kBeta] = from_binding_optional(found.beta);
     saved.push_back(from_binding(found.key_lse));
     saved.push_back(from_binding(found.channel_values));
     ctx->set_materialize_grads(false);
     ctx->save_for_backward(std::move(saved));
+    ctx->saved_data["given"] = given;
     ctx->saved_data["kind"] = options->kind;
     ctx->saved_data["feature"] = options->feature;
     ctx->saved_data["causal"] = options->causal;
@@ -151,8 +162,12 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
     const at::Tensor& g = outputs[0];
     if (!g.defined()) return gradients;
     const variable_list saved = ctx->get_saved_variables();
+    // autograd numbers the arguments that were given.
     std::array<bool, kDifferentiable> wanted{};
-    for (std::size_t i = 0; i < kDifferentiable; ++i) wanted[i] = ctx->needs_input_grad(i);
+    const std::int64_t given = ctx->saved_data["given"].toInt();
+    for (std::size_t i = 0, edge = 0; i < kDifferentiable; ++i) {
+      if ((given >> i & 1) != 0) wanted[i] = ctx->needs_input_grad(edge++);
+    }
     const std::string kind = ctx->saved_data["kind"].toStringRef();
     const std::string feature = ctx->saved_data["feature"].toStringRef();
     const binding::Options options{kind, ctx->saved_data["causal"].toBool(),
@@ -162,8 +177,9 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
       return gradients;
     }
     const variable_list found = FinalGradients::apply(
-        g, saved[kQ], saved[kK], saved[kV], saved[kAlpha], saved[kBeta], saved[kMix],
-        saved[kLlnWeight], saved[kDiagWeight], &saved, &options, &wanted);
+        g, saved[kQ], saved[kK], saved[kV], maybe_given(saved[kAlpha]), maybe_given(saved[kBeta]),
+        maybe_given(saved[kMix]), maybe_given(saved[kLlnWeight]), maybe_given(saved[kDiagWeight]),
+        &saved, &options, &wanted);
     for (std::size_t i = 0, next = 0; i < kDifferentiable; ++i) {
       if (wanted[i]) gradients[i] = found[next++];
     }
@@ -187,8 +203,9 @@ at::Tensor run_call(const DifferentiableTensors& x, const CallOptions& options,
   if (!at::GradMode::is_enabled() || std::ranges::none_of(x, needs_gradient)) {
     return run_without_gradients(x, options, scales);
   }
-  return AttentionFunction::apply(x[kQ], x[kK], x[kV], x[kAlpha], x[kBeta], x[kMix], x[kLlnWeight],
-                                  x[kDiagWeight], &options, &scales);
+  return AttentionFunction::apply(
+      x[kQ], x[kK], x[kV], maybe_given(x[kAlpha]), maybe_given(x[kBeta]), maybe_given(x[kMix]),
+      maybe_given(x[kLlnWeight]), maybe_given(x[kDiagWeight]), &options, &scales);
 }
 
 at::Tensor prepared(const at::Tensor& x) { return with_contiguous_channels(in_autocast_type(x)); }
