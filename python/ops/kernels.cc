@@ -12,10 +12,10 @@
 #include <tuple>
 
 #include "lln_torch/binding/attention.h"
-#include "lln_torch/binding/calibration.h"
 #include "lln_torch/binding/decode.h"
 #include "lln_torch/binding/instruments.h"
 #include "lln_torch/binding/matching.h"
+#include "ops/calibration.h"
 #include "ops/errors.h"
 
 #define LLN_KERNEL(function) TORCH_BOX(&Translated<&function>::call)
@@ -24,7 +24,6 @@ namespace lln_torch {
 namespace {
 
 using binding::OptionalTensor;
-using binding::Tensor;
 
 // Which tokens count: `keys` of a schema are lengths [batch] or a mask [batch, tokens].
 const OptionalTensor kNone;
@@ -154,7 +153,7 @@ void register_kernels(torch::stable::detail::StableLibrary& m) {
 
 STABLE_TORCH_LIBRARY_IMPL(lln, CPU, m) {
   register_kernels(m);
-  m.impl("calibrate", LLN_KERNEL(binding::calibrate));
+  m.impl("calibrate", LLN_KERNEL(calibrate));
   m.impl("analyze", LLN_KERNEL(analyze));
 }
 STABLE_TORCH_LIBRARY_IMPL(lln, CUDA, m) { register_kernels(m); }
