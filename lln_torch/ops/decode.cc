@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lln_torch/ops/decode.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>

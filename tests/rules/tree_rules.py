@@ -38,7 +38,7 @@ ALLOWED_INCLUDES = {
               "cuda_bf16.h", "cuda_fp16.h"},
     "report": {"lln", "fmt", "nlohmann"},
     "cli": {"lln", "io", "conformance", "bench", "report", "fmt", "CLI", "nlohmann", "Eigen"},
-    # Torch's stable ABI alone: the Python package compiles the binding for every torch from 2.10 on.
+    # The stable ABI of torch alone: the Python package runs with every torch from 2.10 on.
     "python/ops": {"lln", "lln_torch/binding", "torch/csrc/stable"},
     "lln_torch/binding": {"lln", "lln_torch/binding", "report", "nlohmann", "torch/csrc/stable"},
     "lln_torch/ops": {"lln", "lln_torch/binding", "lln_torch/ops", "fmt", "torch", "ATen", "c10"},

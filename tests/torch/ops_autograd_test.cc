@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/core/CPUAllocator.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>

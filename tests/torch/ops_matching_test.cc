@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -116,7 +117,7 @@ TEST(LayerCalibration, InPiecesIsThatOfAllData) {
     const lln::CalibratedLayer core = lln::calibrate(
         lln::MatchingInputs{.q = view(lone_q),
                             .k = view(lone_k),
-                            .key_lengths = {.data = lengths.data_ptr(), .wide = true, .count = 6}},
+                            .key_lengths = std::span(lengths.const_data_ptr<std::int64_t>(), 6)},
         lln::parse_matching(mode));
     for (std::size_t h = 0; h < 4; ++h) EXPECT_NEAR(found.alpha[h], core.alpha[h], 1e-6);
   }
