@@ -34,6 +34,10 @@ void refuse_decode_gradients(const at::Tensor& x) {
 
 at::Tensor row(const at::Tensor& x) {
   refuse_decode_gradients(x);
+  if (x.defined() && x.scalar_type() == at::kDouble) {
+    throw lln::Error(lln::ErrorCode::unsupported,
+                     "decoding takes float32, bfloat16 and float16, found float64");
+  }
   return with_contiguous_channels(in_autocast_type(x));
 }
 

@@ -179,6 +179,8 @@ TEST(DecodeState, Refusals) {
   }
   expect_error([&] { state.append(x.q, x.k.slice(1, 0, 1), x.v); }, {"DecodeState::append", "k"});
   expect_error([&] { state.step(x.q, x.k, x.v); }, {"DecodeState::step"});
+  expect_error([&] { state.append(x.q.to(at::kDouble), x.k, x.v); }, {"found float64"},
+               lln::ErrorCode::unsupported);
   expect_error([&] { state.read({}); }, {"q is not given: expected a tensor"});
   EXPECT_TRUE(at::equal(state.tokens(), at::tensor({45L, 45L})));
   options.dim = 0;
