@@ -170,8 +170,15 @@ DecodeState DecodeState::select(const at::Tensor& sequences) const {
   if (!sequences.defined() || sequences.dim() != 1 || sequences.scalar_type() != at::kLong) {
     refuse_decoding("sequences must be int64 [batch]");
   }
-  DecodeState chosen(Uninitialised{}, *this);
   const std::int64_t batch = sizes_[0];
+  // Those on a device are checked there, by torch.
+  if (sequences.is_cpu() && sequences.numel() > 0 &&
+      (sequences.min().item<std::int64_t>() < 0 || sequences.max().item<std::int64_t>() >= batch)) {
+    refuse_decoding(fmt::format("sequences from {} to {}: expected 0 to {}",
+                                sequences.min().item<std::int64_t>(),
+                                sequences.max().item<std::int64_t>(), batch - 1));
+  }
+  DecodeState chosen(Uninitialised{}, *this);
   chosen.sizes_[0] = sequences.size(0);
   const at::Tensor places = sequences.to(device());
   std::vector<at::Tensor> parts{memory_};

@@ -170,6 +170,7 @@ TEST(DecodeState, Refusals) {
   expect_error([&] { state.merge(DecodeState(other)); }, {"beta [1, 1.5, 0.5, 2]", "[1, 1]"});
   expect_error([&] { state.reset(2); }, {"sequence 2: expected 0 to 1"});
   expect_error([&] { state.select(at::ones({2})); }, {"sequences must be int64 [batch]"});
+  expect_error([&] { state.select(at::tensor({0L, 2L})); }, {"from 0 to 2: expected 0 to 1"});
   const at::Tensor leaf = x.q.clone().requires_grad_();
   expect_error([&] { state.append(leaf, x.k, x.v); }, {"decoding has no gradients"},
                lln::ErrorCode::unsupported);
