@@ -10,6 +10,7 @@
 #include <exception>
 #include <filesystem>
 #include <mutex>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "io/output_file.h"
@@ -75,6 +76,36 @@ class LineSample {
   std::vector<Kept> kept_;
 };
 
+// Encodes lines, and remembers words: text repeats itself, and looking a word up is many times
+// faster than cutting it into pieces. One for every thread.
+class WordMemory {
+ public:
+  void encode(const Tokenizer& tokenizer, std::string_view line, std::vector<std::int32_t>& ids) {
+    if (!tokenizer.word_by_word()) {
+      append(tokenizer.encode(line), ids);
+      return;
+    }
+    while (!line.empty()) {
+      const std::string_view word = line.substr(0, line.find(' '));
+      line.remove_prefix(std::min(word.size() + 1, line.size()));
+      if (word.empty()) continue;
+      if (words_.size() > kMostWords) words_.clear();
+      auto [place, added] = words_.try_emplace(std::string(word));
+      if (added) place->second = tokenizer.encode(word);
+      append(place->second, ids);
+    }
+  }
+
+ private:
+  static constexpr std::size_t kMostWords = 500'000;  // some tens of megabytes
+
+  static void append(const std::vector<std::int32_t>& more, std::vector<std::int32_t>& ids) {
+    ids.insert(ids.end(), more.begin(), more.end());
+  }
+
+  std::unordered_map<std::string, std::vector<std::int32_t>> words_;
+};
+
 // Encodes documents on all threads and writes them, in their order, as shards.
 class ShardSet {
  public:
@@ -85,6 +116,7 @@ class ShardSet {
         parallel_(parallel),
         hooks_(hooks),
         name_(std::move(name)),
+        memories_(static_cast<std::size_t>(parallel.workers())),
         writer_(tokenizer.vocabulary(), tokenizer.fingerprint()) {}
 
   void add(std::vector<std::string> lines) {
@@ -107,12 +139,12 @@ class ShardSet {
     std::vector<std::vector<std::int32_t>> encoded(waiting_.size());
     std::exception_ptr fault;
     std::mutex lock;  // of the fault
-    const auto work = [&](std::int64_t d) {
+    const auto work = [&](std::int64_t d, int worker) {
       try {
         std::vector<std::int32_t>& ids = encoded[static_cast<std::size_t>(d)];
+        WordMemory& memory = memories_[static_cast<std::size_t>(worker)];
         for (const std::string& line : waiting_[static_cast<std::size_t>(d)]) {
-          const std::vector<std::int32_t> more = tokenizer_.encode(line);
-          ids.insert(ids.end(), more.begin(), more.end());
+          memory.encode(tokenizer_, line, ids);
         }
         if (!ids.empty()) ids.push_back(tokenizer_.special().separator);
       } catch (...) {
@@ -122,7 +154,9 @@ class ShardSet {
     };
     parallel_.run(
         static_cast<std::int64_t>(waiting_.size()),
-        [](void* context, std::int64_t d, int) { (*static_cast<decltype(work)*>(context))(d); },
+        [](void* context, std::int64_t d, int worker) {
+          (*static_cast<decltype(work)*>(context))(d, worker);
+        },
         const_cast<void*>(static_cast<const void*>(&work)));
     if (fault) std::rethrow_exception(fault);
     for (std::size_t d = 0; d < encoded.size(); ++d) {
@@ -153,6 +187,7 @@ class ShardSet {
   lln::Parallel& parallel_;
   const TokenizeHooks& hooks_;
   std::string name_;
+  std::vector<WordMemory> memories_;  // of every worker
   TokenShardWriter writer_;
   std::vector<std::vector<std::string>> waiting_;
   std::size_t waiting_bytes_ = 0;

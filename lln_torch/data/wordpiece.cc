@@ -153,6 +153,7 @@ class WordPieceTokenizer final : public Tokenizer {
     return text;
   }
 
+  bool word_by_word() const override { return true; }
   std::int64_t vocabulary() const override { return vocabulary_; }
   const SpecialTokens& special() const override { return special_; }
   std::uint64_t fingerprint() const override { return fingerprint_; }

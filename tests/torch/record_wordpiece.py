@@ -10,8 +10,8 @@ import transformers
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["the", "cafe", "café", "Cafe", "un", "##aff", "##able", "running", "run", "##ning",
-         "hello", "world", "stop", "##ping", "naive", "istanbul", "strasse", "straße", "привет", "中", "文",
-         "漢", "σισυφοσ", "σισυφος", "ё", "е", "##s", "don", "resume", "i", "##̇"]
+         "hello", "world", "stop", "##ping", "naive", "istanbul", "strasse", "straße", "привет",
+         "中", "文", "漢", "σισυφοσ", "σισυφος", "ё", "е", "##s", "don", "resume", "i", "##̇"]
 LETTERS = [chr(c) for c in range(ord("a"), ord("z") + 1)]
 MARKS = [*"!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~", "–", "—", "…", "“", "”", "。", "§", "²"]
 
