@@ -10,13 +10,13 @@
 #include <exception>
 #include <filesystem>
 #include <mutex>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "io/output_file.h"
 #include "lln/error.h"
 #include "lln_torch/data/documents.h"
 #include "lln_torch/data/random.h"
+#include "lln_torch/data/word_memory.h"
 
 namespace lln_torch {
 namespace {
@@ -74,36 +74,6 @@ class LineSample {
   std::uint64_t seen_ = 0;
   std::int64_t bytes_ = 0;
   std::vector<Kept> kept_;
-};
-
-// Encodes lines, and remembers words: text repeats itself, and looking a word up is many times
-// faster than cutting it into pieces. One for every thread.
-class WordMemory {
- public:
-  void encode(const Tokenizer& tokenizer, std::string_view line, std::vector<std::int32_t>& ids) {
-    if (!tokenizer.word_by_word()) {
-      append(tokenizer.encode(line), ids);
-      return;
-    }
-    while (!line.empty()) {
-      const std::string_view word = line.substr(0, line.find(' '));
-      line.remove_prefix(std::min(word.size() + 1, line.size()));
-      if (word.empty()) continue;
-      if (words_.size() > kMostWords) words_.clear();
-      auto [place, added] = words_.try_emplace(std::string(word));
-      if (added) place->second = tokenizer.encode(word);
-      append(place->second, ids);
-    }
-  }
-
- private:
-  static constexpr std::size_t kMostWords = 500'000;  // some tens of megabytes
-
-  static void append(const std::vector<std::int32_t>& more, std::vector<std::int32_t>& ids) {
-    ids.insert(ids.end(), more.begin(), more.end());
-  }
-
-  std::unordered_map<std::string, std::vector<std::int32_t>> words_;
 };
 
 // Encodes documents on all threads and writes them, in their order, as shards.
