@@ -15,6 +15,7 @@
 #include "lln_torch/data/preview.h"
 #include "lln_torch/data/text_examples.h"
 #include "lln_torch/data/text_sources.h"
+#include "lln_torch/data/word_memory.h"
 
 namespace lln_torch {
 namespace {
@@ -90,11 +91,14 @@ TextExamples read_glue_examples(const GlueTask& task, const FoundGlueFile& file,
                                 bool skip_corrupt) {
   TextExamples examples(tokenizer.vocabulary());
   const bool pair = !task.second.empty();
+  WordMemory memory;
   const std::unique_ptr<TextLines> lines = file.open();
   read_glue(task, file.file, *lines, skip_corrupt, [&](GlueExample&& example) {
-    const EncodedRow row = make_row(
-        tokenizer.special(), tokenizer.encode(example.first),
-        pair ? tokenizer.encode(example.second) : std::vector<std::int32_t>(), pair, tokens);
+    std::vector<std::int32_t> first, second;
+    memory.encode(tokenizer, example.first, first);
+    if (pair) memory.encode(tokenizer, example.second, second);
+    const EncodedRow row =
+        make_row(tokenizer.special(), std::move(first), std::move(second), pair, tokens);
     examples.add(row, example.label, example.score);
   });
   if (examples.ids.rows() == 0) {

@@ -84,7 +84,7 @@ TEST(Imdb, ReportsCorruptRecords) {
   EXPECT_THAT(fault("label\trating\tid\ttext\n0\t1\t0\n"),
               HasSubstr("imdb.train.tsv:2: expected 4 columns, found 3"));
   EXPECT_THAT(fault("label\trating\tid\ttext\n7\t1\t0\tx\n"),
-              HasSubstr("imdb.train.tsv:2: expected the label 0 or 1, found \"7\""));
+              HasSubstr("imdb.train.tsv:2: expected the label 0 or 1, found '7'"));
   const TemporaryFolder empty;
   EXPECT_THAT(error_of([&] { source("task = 'imdb'", empty.path()); }),
               HasSubstr("expected imdb.train.tsv.xz"));

@@ -85,6 +85,27 @@ TEST(Tokenize, DoesNotDependOnThreads) {
               HasSubstr("Article "));
 }
 
+TEST(Tokenize, WordsEncodeAsTheirLinesDo) {
+  const TemporaryFolder folder;
+  const std::string line =
+      "caf\xC3\xA9 w12  w3,w4 \xEF\xAC\x81ne \xC2\xA8 w1\xC2\xA0w2 \xE4\xB8\xAD w199.";
+  const std::string text = folder.write("text.txt", corpus_text(60, 1));
+  const std::string valid = folder.write("valid.txt", line + "\n");
+  for (const char* kind : {"bpe", "unigram"}) {
+    TokenizeRequest request{.files = {text}, .validation = {valid}, .output = folder.path(kind)};
+    request.training.kind = kind;
+    request.training.vocabulary = 100;
+    lln::ThreadPool pool(1);
+    tokenize_corpus(request, pool, {});
+    const TokenCorpus corpus(folder.path(kind));
+    EXPECT_TRUE(corpus.tokenizer->word_by_word());
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(corpus.validation.tokens()));
+    corpus.validation.copy(0, ids);
+    ids.pop_back();  // the separator
+    EXPECT_EQ(ids, corpus.tokenizer->encode(line)) << kind;
+  }
+}
+
 TEST(Tokenize, KeepsTrainingAndValidationApart) {
   const TemporaryFolder folder;
   const TokenizeResult result =

@@ -143,7 +143,7 @@ TEST(Glue, ReportsCorruptRecords) {
               HasSubstr("SST-2/train.tsv:3: expected 2 columns, found 1"));
   EXPECT_THAT(fault("sentence\tlabel\na\t1\tx\n"), HasSubstr("train.tsv:2: expected 2 columns"));
   EXPECT_THAT(fault("sentence\tlabel\na\t2\n"),
-              HasSubstr("train.tsv:2: expected the label 0 or 1, found \"2\""));
+              HasSubstr("train.tsv:2: expected the label 0 or 1, found '2'"));
   EXPECT_THAT(fault("sentence\tlabel\n\xFF\t1\n"), HasSubstr("train.tsv:2: not UTF-8"));
   EXPECT_THAT(fault("sentence\tlabel\n\t1\n"), HasSubstr("train.tsv:2: no text"));
   EXPECT_THAT(
@@ -156,7 +156,7 @@ TEST(Glue, ReportsCorruptRecords) {
   folder.write("STS-B/sts-train.csv", "g\tf\ty\t1\t5.5\ta\tb\n");
   folder.write("STS-B/sts-dev.csv", "g\tf\ty\t1\t5\ta\tb\n");
   EXPECT_THAT(error_of([&] { source("task = 'stsb'", folder.path()); }),
-              HasSubstr("sts-train.csv:1: expected a score of 0 to 5, found \"5.5\""));
+              HasSubstr("sts-train.csv:1: expected a score of 0 to 5, found '5.5'"));
 }
 
 TEST(Glue, SaysWhatIsMissing) {

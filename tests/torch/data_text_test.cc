@@ -33,8 +33,7 @@ TEST(TextLines, ReadsPlainCompressedAndMembers) {
   TextLines member(archive, "x/b.tsv");
   EXPECT_THAT(all_lines(member), ElementsAre("yes"));
   EXPECT_THAT(archive_members(archive), ElementsAre("x/a.tsv", "x/b.tsv"));
-  EXPECT_THAT(error_of([&] { TextLines(archive, "x/c.tsv"); }),
-              HasSubstr("has no file \"x/c.tsv\""));
+  EXPECT_THAT(error_of([&] { TextLines(archive, "x/c.tsv"); }), HasSubstr("has no file 'x/c.tsv'"));
   TextLines empty(folder.write("empty.txt", ""));
   EXPECT_THAT(all_lines(empty), ElementsAre());
 }

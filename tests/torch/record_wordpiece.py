@@ -10,8 +10,8 @@ import transformers
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["the", "cafe", "café", "Cafe", "un", "##aff", "##able", "running", "run", "##ning",
-         "hello", "world", "stop", "##ping", "naive", "istanbul", "strasse", "straße", "привет", "中", "文",
-         "漢", "σισυφοσ", "σισυφος", "ё", "е", "##s", "don", "resume", "i", "##̇"]
+         "hello", "world", "stop", "##ping", "naive", "istanbul", "strasse", "straße", "привет",
+         "中", "文", "漢", "σισυφοσ", "σισυφος", "ё", "е", "##s", "don", "resume", "i", "##̇"]
 LETTERS = [chr(c) for c in range(ord("a"), ord("z") + 1)]
 MARKS = [*"!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~", "–", "—", "…", "“", "”", "。", "§", "²"]
 
@@ -22,6 +22,7 @@ TEXTS = [
     "$5 + 2² = <x> ^_^ `q` ~ |", "“quotes” – dash — and…", "[MASK] is [CLS]x[SEP] [mask]",
     "[MASK][MASK]", "x" * 100, "x" * 101, "unaffablexyz unaff", "private \ue000 use \ufffd end",
     "", "   ", "runs 9 running9", "full。stop", "\u0378 unassigned", "H\u0338e\u0301llo",
+    "a\u061db a\u2e43b", "a\u0898b a\u1734b", "a\u166db a\u1885b", "a\ua9bdb a\U000111c9b",
 ]
 
 
