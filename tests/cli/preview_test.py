@@ -51,10 +51,10 @@ class Preview(Scratch):
         self.assertEqual(len(row["label"].split(",")), 2)
 
     def test_mistakes(self):
-        error = lln("preview", "listop", expect=2).stderr
+        error = lln("preview", "listop", expect=3).stderr
         self.assertIn("listops", error)
         self.assertIn("mqar", error)
-        error = lln("preview", "listops", "--set", "depths=3", expect=2).stderr
+        error = lln("preview", "listops", "--set", "depths=3", expect=3).stderr
         self.assertIn("did you mean depth", error)
         error = lln("preview", "cifar10-grey", "--data", self.path(""), expect=3).stderr
         self.assertIn("cifar10_gray_train.bin", error)
