@@ -9,7 +9,11 @@
 #include "lln_torch/zoo/attention.h"
 
 // NAME stands for the function ZooEntry NAME_entry() of a file of this folder.
-#define LLN_ZOO_LIST(ENTRY) ENTRY(softmax)
+// clang-format off
+#define LLN_ZOO_LIST(ENTRY) \
+  ENTRY(softmax) \
+  ENTRY(softmax_diag)
+// clang-format on
 
 namespace lln_torch {
 
