@@ -20,6 +20,8 @@ Tensor rotate(const Tensor& x, const Tensor& cosine, const Tensor& sine) {
 
 }  // namespace
 
+void Attention::begin_step(std::int64_t) {}
+
 ProjectedAttention::ProjectedAttention(const AttentionConfig& config, const Settings& options,
                                        const ProjectionRules& rules)
     : config_(config) {

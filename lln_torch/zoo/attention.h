@@ -60,6 +60,10 @@ class Attention : public torch::nn::Module {
   // -> [batch, tokens, dim]. Rows that the mask leaves out are finite and mean nothing; they change
   // no other row.
   virtual Tensor forward(const Tensor& x, const Tensor& key_mask, Context& context) = 0;
+  // Brings what is drawn at random up to a step of training. forward() does so itself while
+  // training; a caller that captures forward() into a CUDA graph calls this before each replay,
+  // since it draws on the CPU.
+  virtual void begin_step(std::int64_t step);
 };
 
 // Parts of ProjectedAttention that an attention may not have.

@@ -12,7 +12,13 @@
 // clang-format off
 #define LLN_ZOO_LIST(ENTRY) \
   ENTRY(softmax) \
-  ENTRY(softmax_diag)
+  ENTRY(softmax_diag) \
+  ENTRY(quadratic) \
+  ENTRY(linear) \
+  ENTRY(performer) \
+  ENTRY(cosformer) \
+  ENTRY(kvt) \
+  ENTRY(local)
 // clang-format on
 
 namespace lln_torch {
