@@ -6,7 +6,7 @@ JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 SET ?= bench/sets/cpu.txt
 PROGRAM := build/release/bin/lln
-FOLDERS := include src cli conformance bench fuzz report python/ops tests examples
+FOLDERS := include src cli conformance bench fuzz report python/ops lln_torch tests examples
 
 # Files for clang-tidy, unless some are named. What is compiled once per vector target is left out:
 # clang-tidy takes minutes on it.

@@ -3,8 +3,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
 #include <array>
@@ -16,7 +14,7 @@
 #include "lln/exec.h"
 #include "lln/tensor.h"
 
-namespace lln_torch {
+namespace lln_torch::binding {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
@@ -59,4 +57,4 @@ inline Tensor no_tensor(const Tensor& like) {
   return new_tensor(like, std::array<std::int64_t, 1>{0}, ScalarType::Float);
 }
 
-}  // namespace lln_torch
+}  // namespace lln_torch::binding

@@ -1,12 +1,14 @@
 // Shapes, strides and types, checked as far as a view can say them; the core checks the rest.
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/tensors.h"
+#include "lln_torch/binding/tensors.h"
+
+#include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 
 #include "lln/error.h"
 
-namespace lln_torch {
+namespace lln_torch::binding {
 namespace {
 
 [[noreturn]] void throw_invalid(const std::string& text) {
@@ -222,4 +224,4 @@ Tensor new_like(const Tensor& like, std::int64_t channels) {
   return new_strided(torch_device(like), sizes, strides, like.scalar_type());
 }
 
-}  // namespace lln_torch
+}  // namespace lln_torch::binding

@@ -1,0 +1,36 @@
+// Moments of q and k, alpha and beta from them, and the running moments of mode ema, which are a
+// tensor f64 [2, heads_k, 3]: weight, mean and variance of each key head, of q and then of k.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <tuple>
+
+#include "lln/moments.h"
+#include "lln_torch/binding/tensors.h"
+
+namespace lln_torch::binding {
+
+struct Scales {
+  Tensor alpha;  // [S, heads]
+  Tensor beta;   // [S, heads_k]
+};
+// Into new tensors; `q` is that of `in`.
+Scales match(const lln::MatchingInputs& in, const Tensor& q, const lln::MatchingOptions& options);
+
+// The same from tensors: alpha and beta. `running` is for mode ema.
+std::tuple<Tensor, Tensor> match_tensors(
+    const Tensor& q, const Tensor& k, const OptionalTensor& keys, const OptionalTensor& query_mask,
+    const OptionalTensor& cu_seqlens, const OptionalTensor& cu_seqlens_k,
+    const OptionalTensor& running, const std::string& mode, bool causal, bool cross);
+
+void update_moments(const Tensor& running, const Tensor& q, const Tensor& k,
+                    const OptionalTensor& keys, const OptionalTensor& query_mask,
+                    const OptionalTensor& cu_seqlens, const OptionalTensor& cu_seqlens_k,
+                    double decay, bool cross);
+
+// f64 [S, heads, 3] in host memory: count, mean, and sum of squared deviations.
+Tensor head_moments(const Tensor& x, const OptionalTensor& tokens,
+                    const OptionalTensor& cu_seqlens);
+
+}  // namespace lln_torch::binding
