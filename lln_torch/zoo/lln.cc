@@ -7,23 +7,20 @@
 #include <fmt/ranges.h>
 
 #include "lln/error.h"
-#include "lln_torch/binding/matching.h"
-#include "lln_torch/ops/handles.h"
+#include "lln_torch/ops/matching.h"
 
 namespace lln_torch {
 namespace {
 
 constexpr double kLeastScale = 1e-3, kLargestScale = 1e3;
 
-// The scales that running moments of mode ema say, [heads] each. Nothing of q and k is read but
-// their shape.
+// The scales that running moments say, [heads] each. Nothing of q and k is read but their shape.
 std::pair<Tensor, Tensor> running_scales(const Tensor& running, std::int64_t channels) {
   const Tensor q =
       at::zeros({1, running.size(1), 1, channels}, running.options().dtype(at::kFloat));
-  const auto [alpha, beta] = binding::match_tensors(
-      to_binding("q", q), to_binding("k", q), {}, {}, {}, {},
-      to_binding("running", running.to(at::kDouble)), "ema", /*causal=*/false, /*cross=*/false);
-  return {from_binding(alpha).squeeze(0), from_binding(beta).squeeze(0)};
+  const auto [alpha, beta] =
+      match_moments(q, q, {.mode = "ema", .running = running.to(at::kDouble)});
+  return {alpha.squeeze(0), beta.squeeze(0)};
 }
 
 }  // namespace
@@ -57,8 +54,7 @@ void LlnAttention::read_matching(const Settings& options) {
   const auto per_head = [&](double value) { return at::full({config().heads}, value); };
   if (matching_ == "ema") {
     ema_decay_ = options.number("ema_decay", 0.99, 0, 1);
-    running_ = register_buffer(
-        "running", at::zeros({2, config().heads, 3}, at::TensorOptions().dtype(at::kDouble)));
+    running_ = register_buffer("running", new_running_moments(config().heads));
   }
   if (matching_ != "learned" && matching_ != "frozen") return;
   const double alpha = options.number("alpha", 2, kLeastScale, kLargestScale);
@@ -120,9 +116,7 @@ void LlnAttention::update_running(const Tensor& q, const Tensor& k, const Tensor
   const at::NoGradGuard no_graph;
   // A model that was moved to another type has its running moments in that type.
   const Tensor running = running_.to(at::kDouble);
-  binding::update_moments(to_binding("running", running), to_binding("q", q.detach()),
-                          to_binding("k", k.detach()), to_binding_optional("key_mask", key_mask),
-                          {}, {}, {}, ema_decay_, /*cross=*/false);
+  update_moments(running, q, k, {.key_mask = key_mask}, ema_decay_);
   if (running_.scalar_type() != at::kDouble) running_.copy_(running);
 }
 
