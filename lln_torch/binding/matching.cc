@@ -4,7 +4,6 @@
 #include "lln_torch/binding/matching.h"
 
 #include <array>
-#include <tuple>
 #include <vector>
 
 #include "lln/error.h"
@@ -13,18 +12,15 @@
 namespace lln_torch::binding {
 namespace {
 
-lln::MatchingInputs matching_inputs(const Tensor& q, const Tensor& k, const OptionalTensor& keys,
-                                    const OptionalTensor& query_mask,
-                                    const OptionalTensor& cu_seqlens,
-                                    const OptionalTensor& cu_seqlens_k, bool cross) {
-  lln::MatchingInputs in{.q = view4("q", q),
-                         .k = view4("k", k),
-                         .query_mask = mask_view("query_mask", query_mask),
-                         .cu_seqlens_q = index_view("cu_seqlens", cu_seqlens),
-                         .cu_seqlens_k = index_view("cu_seqlens_k", cu_seqlens_k),
-                         .cross = cross};
-  set_keys(keys, in.key_lengths, in.key_mask);
-  return in;
+lln::MatchingInputs matching_inputs(const MatchingArguments& a) {
+  return {.q = view4("q", a.q),
+          .k = view4("k", a.k),
+          .key_lengths = index_view("key_lengths", a.key_lengths),
+          .key_mask = mask_view("key_mask", a.key_mask),
+          .query_mask = mask_view("query_mask", a.query_mask),
+          .cu_seqlens_q = index_view("cu_seqlens", a.cu_seqlens),
+          .cu_seqlens_k = index_view("cu_seqlens_k", a.cu_seqlens_k),
+          .cross = a.cross};
 }
 
 void check_running(const Tensor& running, const Tensor& k) {
@@ -70,18 +66,15 @@ void store_running(const lln::RunningMoments& moments, const Tensor& running) {
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> match_tensors(
-    const Tensor& q, const Tensor& k, const OptionalTensor& keys, const OptionalTensor& query_mask,
-    const OptionalTensor& cu_seqlens, const OptionalTensor& cu_seqlens_k,
-    const OptionalTensor& running, const std::string& mode, bool causal, bool cross) {
-  const lln::MatchingInputs in =
-      matching_inputs(q, k, keys, query_mask, cu_seqlens, cu_seqlens_k, cross);
+Scales match(const MatchingArguments& a, const OptionalTensor& running, const std::string& mode,
+             bool causal) {
+  const lln::MatchingInputs in = matching_inputs(a);
   lln::MatchingOptions options{.mode = lln::parse_matching(mode), .causal = causal};
   lln::RunningMoments host;
   lln::DeviceRunningMoments device;
   if (running) {
-    check_running(*running, k);
-    if (q.is_cpu()) {
+    check_running(*running, a.k);
+    if (a.q.is_cpu()) {
       host = running_on_host(*running, 0);
       options.running = &host;
     } else {
@@ -89,20 +82,15 @@ std::tuple<Tensor, Tensor> match_tensors(
       options.running_on_device = &device;
     }
   }
-  Scales scales = match(in, q, options);
-  return {scales.alpha, scales.beta};
+  return match(in, a.q, options);
 }
 
-void update_moments(const Tensor& running, const Tensor& q, const Tensor& k,
-                    const OptionalTensor& keys, const OptionalTensor& query_mask,
-                    const OptionalTensor& cu_seqlens, const OptionalTensor& cu_seqlens_k,
-                    double decay, bool cross) {
-  const lln::MatchingInputs in =
-      matching_inputs(q, k, keys, query_mask, cu_seqlens, cu_seqlens_k, cross);
-  check_running(running, k);
-  lln::Exec exec = exec_for(q, 2 * q.numel());
-  const Workspace workspace(q, exec, [&] { return lln::matching_workspace_bytes(in); });
-  if (q.is_cpu()) {
+void update_moments(const Tensor& running, const MatchingArguments& a, double decay) {
+  const lln::MatchingInputs in = matching_inputs(a);
+  check_running(running, a.k);
+  lln::Exec exec = exec_for(a.q, 2 * a.q.numel());
+  const Workspace workspace(a.q, exec, [&] { return lln::matching_workspace_bytes(in); });
+  if (a.q.is_cpu()) {
     lln::RunningMoments moments = running_on_host(running, decay);
     lln::update_moments(moments, in, exec);
     store_running(moments, running);
@@ -111,10 +99,12 @@ void update_moments(const Tensor& running, const Tensor& q, const Tensor& k,
   }
 }
 
-Tensor head_moments(const Tensor& x, const OptionalTensor& tokens,
+Tensor head_moments(const Tensor& x, const OptionalTensor& lengths, const OptionalTensor& mask,
                     const OptionalTensor& cu_seqlens) {
-  lln::MomentsInputs in{.x = view4("x", x), .cu_seqlens = index_view("cu_seqlens", cu_seqlens)};
-  set_keys(tokens, in.lengths, in.mask);
+  const lln::MomentsInputs in{.x = view4("x", x),
+                              .lengths = index_view("lengths", lengths),
+                              .mask = mask_view("mask", mask),
+                              .cu_seqlens = index_view("cu_seqlens", cu_seqlens)};
   const std::int64_t sequences = sequence_count(in.x, in.cu_seqlens);
   std::vector<lln::Moments> moments(static_cast<std::size_t>(sequences * x.size(1)));
   lln::head_moments(in, moments, exec_for(x, x.numel()));

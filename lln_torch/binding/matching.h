@@ -4,7 +4,6 @@
 #pragma once
 
 #include <string>
-#include <tuple>
 
 #include "lln/moments.h"
 #include "lln_torch/binding/tensors.h"
@@ -18,19 +17,24 @@ struct Scales {
 // Into new tensors; `q` is that of `in`.
 Scales match(const lln::MatchingInputs& in, const Tensor& q, const lln::MatchingOptions& options);
 
-// The same from tensors: alpha and beta. `running` is for mode ema.
-std::tuple<Tensor, Tensor> match_tensors(
-    const Tensor& q, const Tensor& k, const OptionalTensor& keys, const OptionalTensor& query_mask,
-    const OptionalTensor& cu_seqlens, const OptionalTensor& cu_seqlens_k,
-    const OptionalTensor& running, const std::string& mode, bool causal, bool cross);
-
-void update_moments(const Tensor& running, const Tensor& q, const Tensor& k,
-                    const OptionalTensor& keys, const OptionalTensor& query_mask,
-                    const OptionalTensor& cu_seqlens, const OptionalTensor& cu_seqlens_k,
-                    double decay, bool cross);
+// The tensors that moments are taken of.
+struct MatchingArguments {
+  const Tensor& q;
+  const Tensor& k;
+  const OptionalTensor& key_lengths;
+  const OptionalTensor& key_mask;
+  const OptionalTensor& query_mask;
+  const OptionalTensor& cu_seqlens;
+  const OptionalTensor& cu_seqlens_k;
+  bool cross = false;
+};
+// The same from tensors; `running` is for mode ema.
+Scales match(const MatchingArguments& arguments, const OptionalTensor& running,
+             const std::string& mode, bool causal);
+void update_moments(const Tensor& running, const MatchingArguments& arguments, double decay);
 
 // f64 [S, heads, 3] in host memory: count, mean, and sum of squared deviations.
-Tensor head_moments(const Tensor& x, const OptionalTensor& tokens,
+Tensor head_moments(const Tensor& x, const OptionalTensor& lengths, const OptionalTensor& mask,
                     const OptionalTensor& cu_seqlens);
 
 }  // namespace lln_torch::binding

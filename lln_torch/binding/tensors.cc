@@ -141,15 +141,6 @@ lln::MaskView mask_view(const char* name, const OptionalTensor& x) {
           .device = device_of(*x)};
 }
 
-void set_keys(const OptionalTensor& keys, lln::IndexView& lengths, lln::MaskView& mask) {
-  if (!keys) return;
-  if (keys->dim() == 1) {
-    lengths = index_view("key_lengths", keys);
-  } else {
-    mask = mask_view("key_mask", keys);
-  }
-}
-
 std::int64_t sequence_count(const lln::ConstView& x, const lln::IndexView& cu_seqlens) {
   if (!cu_seqlens.given()) return x.shape[0];
   if (cu_seqlens.count == 0) {

@@ -39,8 +39,6 @@ lln::View weight_view(const char* name, const Tensor& x);
 lln::IndexView index_view(const char* name, const OptionalTensor& x);
 // bool or uint8 [batch, tokens].
 lln::MaskView mask_view(const char* name, const OptionalTensor& x);
-// `keys` is one of the two: lengths [batch] or a mask [batch, tokens].
-void set_keys(const OptionalTensor& keys, lln::IndexView& lengths, lln::MaskView& mask);
 // The batch, or the packed sequences.
 std::int64_t sequence_count(const lln::ConstView& x, const lln::IndexView& cu_seqlens);
 

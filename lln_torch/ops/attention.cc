@@ -14,6 +14,7 @@
 #include "lln/error.h"
 #include "lln_torch/binding/attention.h"
 #include "lln_torch/ops/handles.h"
+#include "lln_torch/ops/matching.h"
 
 namespace lln_torch {
 namespace {
@@ -208,7 +209,10 @@ at::Tensor run_call(const DifferentiableTensors& x, const CallOptions& options,
       maybe_given(x[kLlnWeight]), maybe_given(x[kDiagWeight]), &options, &scales);
 }
 
-at::Tensor prepared(const at::Tensor& x) { return with_contiguous_channels(in_autocast_type(x)); }
+at::Tensor prepared(const char* name, const at::Tensor& x) {
+  check_readable(name, x);
+  return with_contiguous_channels(in_autocast_type(x));
+}
 
 // A scale or a weight in the type that it has beside tensors of the type of q.
 at::Tensor beside(const at::Tensor& q, const at::Tensor& x) {
@@ -252,7 +256,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
                      const AttentionCall& call) {
   check_call(call);
   CallOptions options = call_options(call);
-  DifferentiableTensors x{prepared(q), prepared(k), prepared(v)};
+  DifferentiableTensors x{prepared("q", q), prepared("k", k), prepared("v", v)};
   CallScales scales{.matching = matching_of(call), .query_mask = call.query_mask};
   x[kMix] = beside(x[kQ], call.mix);
   x[kLlnWeight] = beside(x[kQ], call.lln_weight);
@@ -276,7 +280,20 @@ at::Tensor softmax_attention(const at::Tensor& q, const at::Tensor& k, const at:
   CallOptions options = call_options(call);
   options.kind = "softmax";
   options.feature = "exp";
-  return run_call({prepared(q), prepared(k), prepared(v)}, options, {.matching = "none"});
+  return run_call({prepared("q", q), prepared("k", k), prepared("v", v)}, options,
+                  {.matching = "none"});
+}
+
+std::pair<at::Tensor, at::Tensor> match(const at::Tensor& q, const at::Tensor& k,
+                                        const AttentionCall& call) {
+  return match_moments(in_autocast_type(q), in_autocast_type(k),
+                       {.mode = matching_of(call),
+                        .tokens = {.key_mask = call.key_mask,
+                                   .key_lengths = call.key_lengths,
+                                   .query_mask = call.query_mask,
+                                   .cu_seqlens = call.cu_seqlens,
+                                   .cu_seqlens_k = call.cu_seqlens_k},
+                        .causal = call.causal});
 }
 
 }  // namespace lln_torch

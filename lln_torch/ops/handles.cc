@@ -18,12 +18,16 @@ namespace {
 
 }  // namespace
 
-binding::Tensor to_binding(const char* name, const at::Tensor& x) {
+void check_readable(const char* name, const at::Tensor& x) {
   if (!x.defined()) refuse_tensor(name, "is not given: expected a tensor");
   if (!x.is_cpu() && !x.is_cuda()) {
     refuse_tensor(name, "is on device " + x.device().str() + ": expected cpu or cuda");
   }
   if (x.layout() != at::kStrided) refuse_tensor(name, "is sparse: expected a strided tensor");
+}
+
+binding::Tensor to_binding(const char* name, const at::Tensor& x) {
+  check_readable(name, x);
   return binding::Tensor(torch::aot_inductor::new_tensor_handle(at::Tensor(x.resolve_neg())));
 }
 

@@ -11,6 +11,8 @@ namespace lln_torch {
 
 // Throws lln::Error where `x` is no strided tensor in host memory or on a CUDA device; `name` is
 // the argument's.
+void check_readable(const char* name, const at::Tensor& x);
+// After that check.
 binding::Tensor to_binding(const char* name, const at::Tensor& x);
 // None for a tensor that is not defined.
 binding::OptionalTensor to_binding_optional(const char* name, const at::Tensor& x);

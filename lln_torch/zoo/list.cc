@@ -13,6 +13,12 @@
 #define LLN_ZOO_LIST(ENTRY) \
   ENTRY(softmax) \
   ENTRY(softmax_diag) \
+  ENTRY(lln) \
+  ENTRY(diag) \
+  ENTRY(lln_diag) \
+  ENTRY(elu) \
+  ENTRY(relu) \
+  ENTRY(power) \
   ENTRY(quadratic) \
   ENTRY(linear) \
   ENTRY(performer) \

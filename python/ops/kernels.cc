@@ -3,15 +3,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <torch/csrc/stable/library.h>
 
+#include <array>
+#include <cstdint>
+#include <cstring>
 #include <optional>
+#include <ranges>
 #include <string>
 #include <tuple>
 
 #include "lln_torch/binding/attention.h"
-#include "lln_torch/binding/calibration.h"
 #include "lln_torch/binding/decode.h"
 #include "lln_torch/binding/instruments.h"
 #include "lln_torch/binding/matching.h"
+#include "ops/calibration.h"
 #include "ops/errors.h"
 
 #define LLN_KERNEL(function) TORCH_BOX(&Translated<&function>::call)
@@ -20,27 +24,32 @@ namespace lln_torch {
 namespace {
 
 using binding::OptionalTensor;
-using binding::Tensor;
 
-// The arguments of a schema: `mix` is the weight of LLN where diag_weight is given, and `keys` are
-// lengths [batch] or a mask [batch, tokens].
+// Which tokens count: `keys` of a schema are lengths [batch] or a mask [batch, tokens].
+const OptionalTensor kNone;
+const OptionalTensor& lengths_of(const OptionalTensor& keys) {
+  return keys && keys->dim() == 1 ? keys : kNone;
+}
+const OptionalTensor& mask_of(const OptionalTensor& keys) {
+  return keys && keys->dim() == 1 ? kNone : keys;
+}
+
+// `mix` of a schema is the weight of LLN where diag_weight is given.
 binding::Arguments arguments_of(const Tensor& q, const Tensor& k, const Tensor& v,
                                 const OptionalTensor& alpha, const OptionalTensor& beta,
                                 const OptionalTensor& mix, const OptionalTensor& diag_weight,
                                 const OptionalTensor& keys, const OptionalTensor& cu_seqlens,
                                 const OptionalTensor& cu_seqlens_k) {
-  static const OptionalTensor none;
-  const bool lengths = keys && keys->dim() == 1;
   return {q,
           k,
           v,
           alpha,
           beta,
-          diag_weight ? none : mix,
-          diag_weight ? mix : none,
+          diag_weight ? kNone : mix,
+          diag_weight ? mix : kNone,
           diag_weight,
-          lengths ? keys : none,
-          lengths ? none : keys,
+          lengths_of(keys),
+          mask_of(keys),
           cu_seqlens,
           cu_seqlens_k};
 }
@@ -83,13 +92,53 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   return {d.q, d.k, d.v, d.alpha, d.beta, diag_weight ? d.lln_weight : d.mix, d.diag_weight};
 }
 
+std::tuple<Tensor, Tensor> match(const Tensor& q, const Tensor& k, const OptionalTensor& keys,
+                                 const OptionalTensor& query_mask, const OptionalTensor& cu_seqlens,
+                                 const OptionalTensor& cu_seqlens_k, const OptionalTensor& running,
+                                 const std::string& mode, bool causal, bool cross) {
+  const binding::Scales scales = binding::match(
+      {q, k, lengths_of(keys), mask_of(keys), query_mask, cu_seqlens, cu_seqlens_k, cross}, running,
+      mode, causal);
+  return {scales.alpha, scales.beta};
+}
+
+void update_moments(const Tensor& running, const Tensor& q, const Tensor& k,
+                    const OptionalTensor& keys, const OptionalTensor& query_mask,
+                    const OptionalTensor& cu_seqlens, const OptionalTensor& cu_seqlens_k,
+                    double decay, bool cross) {
+  binding::update_moments(
+      running, {q, k, lengths_of(keys), mask_of(keys), query_mask, cu_seqlens, cu_seqlens_k, cross},
+      decay);
+}
+
+Tensor head_moments(const Tensor& x, const OptionalTensor& tokens,
+                    const OptionalTensor& cu_seqlens) {
+  return binding::head_moments(x, lengths_of(tokens), mask_of(tokens), cu_seqlens);
+}
+
+// `kinds` has commas between; a layer below 0 is none. -> the bytes of JSON.
+Tensor analyze(const Tensor& q, const Tensor& k, const OptionalTensor& alpha,
+               const OptionalTensor& beta, const std::string& kinds, const std::string& matching,
+               bool causal, std::int64_t rows, std::int64_t layer, const std::string& name) {
+  binding::AnalysisWords words{.matching = matching, .causal = causal, .rows = rows, .name = name};
+  for (const auto kind : std::views::split(kinds, ',')) {
+    words.kinds.emplace_back(kind.begin(), kind.end());
+  }
+  if (layer >= 0) words.layer = layer;
+  const std::string text = binding::analyze(q, k, alpha, beta, words);
+  Tensor bytes = binding::new_host_tensor(std::array{static_cast<std::int64_t>(text.size())},
+                                          binding::ScalarType::Byte);
+  std::memcpy(bytes.data_ptr(), text.data(), text.size());
+  return bytes;
+}
+
 void register_kernels(torch::stable::detail::StableLibrary& m) {
   m.impl("attention", LLN_KERNEL(attention));
   m.impl("forward", LLN_KERNEL(forward));
   m.impl("backward", LLN_KERNEL(backward));
-  m.impl("match", LLN_KERNEL(binding::match_tensors));
-  m.impl("update_moments", LLN_KERNEL(binding::update_moments));
-  m.impl("head_moments", LLN_KERNEL(binding::head_moments));
+  m.impl("match", LLN_KERNEL(match));
+  m.impl("update_moments", LLN_KERNEL(update_moments));
+  m.impl("head_moments", LLN_KERNEL(head_moments));
   m.impl("decode_append", LLN_KERNEL(binding::decode_append));
   m.impl("decode_step", LLN_KERNEL(binding::decode_step));
   m.impl("decode_read", LLN_KERNEL(binding::decode_read));
@@ -104,8 +153,8 @@ void register_kernels(torch::stable::detail::StableLibrary& m) {
 
 STABLE_TORCH_LIBRARY_IMPL(lln, CPU, m) {
   register_kernels(m);
-  m.impl("calibrate", LLN_KERNEL(binding::calibrate));
-  m.impl("analyze", LLN_KERNEL(binding::analyze));
+  m.impl("calibrate", LLN_KERNEL(calibrate));
+  m.impl("analyze", LLN_KERNEL(analyze));
 }
 STABLE_TORCH_LIBRARY_IMPL(lln, CUDA, m) { register_kernels(m); }
 STABLE_TORCH_LIBRARY_IMPL(lln, CompositeExplicitAutograd, m) {

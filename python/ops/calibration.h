@@ -8,7 +8,9 @@
 
 #include "lln_torch/binding/tensors.h"
 
-namespace lln_torch::binding {
+namespace lln_torch {
+
+using binding::Tensor;
 
 // Moments f64 [heads_k, 3] in host memory: count, mean and squared deviations -> alpha [heads],
 // beta [heads_k], and the number of key heads that a limit was applied to, [].
@@ -16,4 +18,4 @@ std::tuple<Tensor, Tensor, Tensor> calibrate(const Tensor& q_moments, const Tens
                                              std::int64_t heads, std::int64_t dim,
                                              std::int64_t sequences, const std::string& mode);
 
-}  // namespace lln_torch::binding
+}  // namespace lln_torch

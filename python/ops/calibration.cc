@@ -1,6 +1,6 @@
 // Tensors of moments to those of the core, and its scales to tensors.
 // SPDX-License-Identifier: Apache-2.0
-#include "lln_torch/binding/calibration.h"
+#include "ops/calibration.h"
 
 #include <algorithm>
 #include <array>
@@ -10,8 +10,11 @@
 #include "lln/calibration.h"
 #include "lln/error.h"
 
-namespace lln_torch::binding {
+namespace lln_torch {
 namespace {
+
+using binding::new_host_tensor;
+using binding::ScalarType;
 
 // [heads, 3] of f64, contiguous: count, mean and squared deviations.
 std::vector<lln::Moments> moments_of(const char* name, const Tensor& x) {
@@ -53,4 +56,4 @@ std::tuple<Tensor, Tensor, Tensor> calibrate(const Tensor& q_moments, const Tens
   return {scale_tensor(layer.alpha), scale_tensor(layer.beta), count};
 }
 
-}  // namespace lln_torch::binding
+}  // namespace lln_torch
