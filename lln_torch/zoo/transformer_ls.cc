@@ -22,8 +22,8 @@ class LongShortAttention : public ProjectedAttention {
   LongShortAttention(const AttentionConfig& config, const Settings& options)
       : ProjectedAttention(config, options),
         window_(options.integer("window", 8, 1, 1 << 20)),
-        rank_(options.integer("rank", 32, 1, 1 << 20)) {
-    // 16 tokens a slot, as the paper's language models have.
+        // One slot for 16 tokens is what the paper's language models have.
+        rank_(options.integer("rank", config.causal ? 1 : 32, 1, 1 << 20)) {
     if (config.causal) segment_ = options.integer("segment", 16 * rank_, 1, 1 << 24);
     const double bound = 1 / std::sqrt(static_cast<double>(channels()));
     slot_weight_ = register_parameter(
@@ -137,7 +137,9 @@ ZooEntry transformer_ls_entry() {
           .summary =
               "one softmax over a window (own block of 8, half a block on both sides) and "
               "rank 32 slots softmax(k W)^T [k, v], each with a norm",
-          .cost = "time N (2 w + r) D, memory N (2 w + r + D); causal: r N / segment slots",
+          .cost =
+              "time N (2 w + r) D, memory N (2 w + r + D); causal: r N / segment in place of r "
+              "(1 slot for 16 tokens)",
           .parameters = "r dim; two norms of D",
           .padding = "masked keys, no part of slots; places from the first token that counts",
           .causal = true,

@@ -210,7 +210,7 @@ inline Padded padded_batch(const Case& c) {
   const std::int64_t n = c.tokens;
   Padded batch;
   batch.spans = {{0, n},
-                 {0, n - n / 5 - 1},
+                 {0, std::max<std::int64_t>(1, n - n / 5 - 1)},
                  {n / 4, n},
                  {n / 3, n / 3 + std::min<std::int64_t>(3, n - n / 3)}};
   batch.x = at::randn({std::ssize(batch.spans), n, c.config.dim}, at::kDouble);
