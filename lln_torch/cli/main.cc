@@ -14,6 +14,9 @@ int main(int argc, char** argv) {
   program.footer(
       cli::help_footer("  lln zoo\n"
                        "  lln train --help\n"));
-  const std::vector<cli::Verb> verbs = {cli::add_tokenize(program)};
+  const std::vector<cli::Verb> verbs = {
+      cli::add_zoo(program),
+      cli::add_tokenize(program),
+  };
   return cli::run_program(program, verbs, argc, argv);
 }

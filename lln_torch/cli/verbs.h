@@ -6,6 +6,7 @@
 
 namespace lln::cli {
 
+Verb add_zoo(CLI::App& program);
 Verb add_tokenize(CLI::App& program);
 
 }  // namespace lln::cli
