@@ -150,7 +150,7 @@ void add_model_options(CLI::App& command, TokenizeRequest& work) {
 
 Verb add_tokenize(CLI::App& program) {
   CLI::App* command = program.add_subcommand(
-      "tokenize", "Text files to token shards for training, with a tokenizer trained on them");
+      "tokenize", "Train a tokenizer on text and write token shards for training");
   const auto options = std::make_shared<TokenizeOptions>();
   TokenizeRequest& work = options->work;
   command

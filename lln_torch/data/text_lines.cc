@@ -162,7 +162,7 @@ void read_archive(const std::string& archive,
     std::string content;
     while (true) {
       const la_ssize_t got = archive_read_data(reader.get(), block.data(), block.size());
-      if (got < 0) throw_archive(archive + "/" + name, reader.get());
+      if (got < 0) throw_archive(fmt::format("{}/{}", archive, name), reader.get());
       if (got == 0) break;
       content.append(block, 0, static_cast<std::size_t>(got));
       if (content.size() > kLargestMember) {

@@ -8,6 +8,7 @@
 
 #include "lln/error.h"
 #include "lln_torch/config/settings.h"
+#include "lln_torch/data/example_order.h"
 #include "lln_torch/data/preview.h"
 #include "lln_torch/data/random.h"
 #include "lln_torch/data/text_sources.h"
@@ -68,6 +69,11 @@ class TokenSource : public Source {
 
   Batch train_batch(std::int64_t step, std::int64_t batch_rows, std::int64_t first,
                     std::int64_t rows) const override {
+    if (step < 0 || first < 0 || rows < 0 || first + rows > batch_rows) {
+      throw lln::Error(lln::ErrorCode::invalid_argument,
+                       fmt::format("train_batch: rows {} to {} of the {} rows of batch {}", first,
+                                   first + rows, batch_rows, step));
+    }
     Batch batch = empty_batch(rows);
     for (std::int64_t r = 0; r < rows; ++r) {
       const auto item = static_cast<std::uint64_t>(step * batch_rows + first + r);
@@ -78,9 +84,9 @@ class TokenSource : public Source {
 
   Batch validation_batch(std::int64_t first, std::int64_t rows) const override {
     Batch batch = empty_batch(rows);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      fill_row(batch, r, corpus_.validation, windows_.at(static_cast<std::size_t>(first + r)),
-               kValidationSeed, static_cast<std::uint64_t>(first + r));
+    for (const std::int64_t row : validation_examples(first, rows, validation_rows())) {
+      fill_row(batch, row - first, corpus_.validation, windows_[static_cast<std::size_t>(row)],
+               kValidationSeed, static_cast<std::uint64_t>(row));
     }
     return batch;
   }

@@ -156,7 +156,7 @@ std::unique_ptr<Source> make_wiki_pairs_source(const Settings& data, const std::
     for (const std::string& path : matching_files(folder, pattern)) {
       read_documents(path, [&](Document&& document) {
         std::string text;
-        for (const std::string& line : document.lines) text += line + "\n";
+        for (const std::string& line : document.lines) text.append(line).append("\n");
         Random random(kHeldOutSeed, Stream("wiki-pairs held out"), article++);
         (random.chance(share) ? validation : train).add_article(text);
       });

@@ -14,8 +14,7 @@
 
 namespace lln_torch {
 
-// Encodes lines, and remembers words: text repeats itself, and looking a word up is many times
-// faster than cutting it into pieces. One for every thread.
+// Calls change it: one for every thread.
 class WordMemory {
  public:
   void encode(const Tokenizer& tokenizer, std::string_view line, std::vector<std::int32_t>& ids) {

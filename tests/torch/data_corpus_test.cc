@@ -216,6 +216,9 @@ TEST(MaskedTokens, AreAFunctionOfSeedStepAndRow) {
   // The validation does not know the seed.
   EXPECT_TRUE(same_batch(a->validation_batch(0, 4), other->validation_batch(0, 4)));
   EXPECT_GE(a->validation_rows(), 4);
+  EXPECT_THAT(error_of([&] { a->validation_batch(a->validation_rows(), 1); }),
+              HasSubstr("of a validation set of"));
+  EXPECT_THAT(error_of([&] { a->train_batch(0, 8, 4, 5); }), HasSubstr("rows 4 to 9 of the 8"));
 }
 
 TEST(MaskedTokens, AreFifteenPercentInThreeWays) {
