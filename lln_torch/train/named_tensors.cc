@@ -9,7 +9,6 @@
 #include <array>
 #include <bit>
 #include <cstring>
-#include <map>
 #include <memory>
 
 #include "io/safetensors.h"
@@ -59,28 +58,19 @@ std::string form_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-NamedTensors weights_of(const torch::nn::Module& module) {
-  NamedTensors found;
-  for (const auto& item : module.named_parameters()) found.emplace_back(item.key(), item.value());
-  for (const auto& item : module.named_buffers()) found.emplace_back(item.key(), item.value());
-  return found;
-}
-
 NamedTensors to_host(const NamedTensors& tensors) {
   NamedTensors host;
-  host.reserve(tensors.size());
   for (const auto& [name, tensor] : tensors) {
-    host.emplace_back(name, tensor.detach().to(at::kCPU).contiguous());
+    host.emplace(name, tensor.detach().to(at::kCPU).contiguous());
   }
   return host;
 }
 
 void copy_tensors(const NamedTensors& from, const NamedTensors& to, const std::string& what) {
-  std::map<std::string, at::Tensor> given(from.begin(), from.end());
   std::vector<std::string> faults;
   for (const auto& [name, target] : to) {
-    const auto source = given.find(name);
-    if (source == given.end()) {
+    const auto source = from.find(name);
+    if (source == from.end()) {
       faults.push_back(fmt::format("{} is missing", name));
     } else if (source->second.sizes() != target.sizes() ||
                source->second.scalar_type() != target.scalar_type()) {
@@ -88,9 +78,8 @@ void copy_tensors(const NamedTensors& from, const NamedTensors& to, const std::s
                                    form_of(target)));
     }
   }
-  std::map<std::string, at::Tensor> wanted(to.begin(), to.end());
   for (const auto& [name, tensor] : from) {
-    if (!wanted.contains(name)) faults.push_back(fmt::format("{} was not expected", name));
+    if (!to.contains(name)) faults.push_back(fmt::format("{} was not expected", name));
   }
   if (!faults.empty()) {
     throw lln::Error(lln::ErrorCode::io, fmt::format("{}: {}", what, fmt::join(faults, "; ")));
@@ -98,7 +87,7 @@ void copy_tensors(const NamedTensors& from, const NamedTensors& to, const std::s
   const at::NoGradGuard no_gradients;
   for (const auto& [name, target] : to) {
     at::Tensor written = target;
-    written.copy_(given.at(name));
+    written.copy_(from.at(name));
   }
 }
 
@@ -127,16 +116,14 @@ NamedTensors read_tensors(const std::string& path) {
     const lln::io::Bytes bytes = file.read(info);
     at::Tensor tensor = at::empty(info.shape, at::TensorOptions().dtype(type->type));
     std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
-    found.emplace_back(info.name, tensor);
+    found.emplace(info.name, tensor);
   }
   return found;
 }
 
 std::uint64_t checksum(const NamedTensors& host_tensors) {
-  // The order of a file is that of its writer: names decide, so that both sides agree.
-  const std::map<std::string, at::Tensor> sorted(host_tensors.begin(), host_tensors.end());
   std::uint64_t hash = 0xCBF29CE484222325U;
-  for (const auto& [name, tensor] : sorted) {
+  for (const auto& [name, tensor] : host_tensors) {
     const std::string head = name + " " + form_of(tensor);
     hash = mix_bytes(hash, std::as_bytes(std::span(head)));
     hash = mix_bytes(hash, bytes_of(tensor));

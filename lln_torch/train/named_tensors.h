@@ -4,21 +4,17 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 
 #include <cstdint>
+#include <map>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "io/safetensors.h"
 
 namespace lln_torch {
 
-using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
-
-// Parameters, then buffers: references to those of the module.
-NamedTensors weights_of(const torch::nn::Module& module);
+using NamedTensors = std::map<std::string, at::Tensor>;
 
 // Copies in host memory, contiguous.
 NamedTensors to_host(const NamedTensors& tensors);

@@ -27,13 +27,13 @@ AdamW::AdamW(const torch::nn::Module& model, const AdamWOptions& options) : opti
     group.squares.push_back(at::zeros_like(parameter).detach());
     group.steps.push_back(step_);
     gradients_.push_back(parameter.grad());
-    state_.emplace_back("exp_avg." + item.key(), group.averages.back());
-    state_.emplace_back("exp_avg_sq." + item.key(), group.squares.back());
+    state_.emplace("exp_avg." + item.key(), group.averages.back());
+    state_.emplace("exp_avg_sq." + item.key(), group.squares.back());
   }
   if (gradients_.empty()) {
     throw lln::Error(lln::ErrorCode::invalid_argument, "the model has no parameters to train");
   }
-  state_.emplace_back("step", step_);
+  state_.emplace("step", step_);
 }
 
 void AdamW::zero_gradients() { at::_foreach_zero_(gradients_); }

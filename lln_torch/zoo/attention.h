@@ -62,30 +62,74 @@ class Attention : public torch::nn::Module {
   virtual Tensor forward(const Tensor& x, const Tensor& key_mask, Context& context) = 0;
 };
 
+// Parts of ProjectedAttention that an attention may not have.
+struct ProjectionRules {
+  bool takes_diag = true;  // the keys diag and diag_block; as in its ZooEntry
+  bool shared_qk = false;  // one projection for q and k (reformer)
+};
+
 // An attention over q, k and v that are linear maps of the tokens, split into heads, which is most
 // of them. Derived classes say what becomes of q, k and v; the projections, rotary positions,
 // observation and the combination with block-diagonal attention are here.
+//
+// Keys of every attention that takes Diag: diag = "none" | "average" (0.5 each) | "learned" (one
+// share per head and channel) | "scales" (two weights per head and channel) | "gate" (the share is
+// a sigmoid of a linear map of the token, per head and token), and diag_block, tokens a block. A
+// config name that ends in "+diag" makes "average" the default and refuses "none".
 class ProjectedAttention : public Attention {
  public:
-  ProjectedAttention(const AttentionConfig& config, const Settings& options);
+  ProjectedAttention(const AttentionConfig& config, const Settings& options,
+                     const ProjectionRules& rules = {});
   Tensor forward(const Tensor& x, const Tensor& key_mask, Context& context) override;
 
+  // The two ends of forward() for whoever does the middle otherwise (decoding token by token).
+  struct Projected {
+    Tensor q, k, v;  // [batch, heads, tokens, channels], views of [batch, tokens, dim]
+  };
+  Projected project(const Tensor& x, const Context& context);
+  Tensor project_output(const Tensor& o);  // o as q -> [batch, tokens, dim]
+
+  // What becomes of the two parts, o = far * long range + near * block-diagonal: numbers where both
+  // are 0.5, else tensors as the op takes them ([heads, channels] or [batch, heads, tokens]).
+  struct PartWeights {
+    Tensor far, near;  // undefined: 0.5
+  };
+  PartWeights part_weights(const Tensor& x);
+
+  const AttentionConfig& config() const { return config_; }
+  std::int64_t channels() const { return config_.dim / config_.heads; }
+  const std::string& diag() const { return diag_; }
+  std::int64_t diag_block() const { return diag_ == "none" ? 0 : diag_block_; }
+
  protected:
-  // q, k, v [batch, heads, tokens, channels] -> the same shape.
+  // q, k, v [batch, heads, tokens, channels] -> the same shape. key_mask is bool [batch, tokens] or
+  // undefined; what stands in tokens that do not count may be anything finite.
   virtual Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& key_mask,
                         Context& context) = 0;
-  const AttentionConfig& config() const { return config_; }
+  // Both parts: attend(), and block-diagonal attention where diag asks for it. For attentions that
+  // have a faster way to the same.
+  virtual Tensor attend_both(const Projected& projected, const Tensor& x, const Tensor& key_mask,
+                             Context& context);
+  // What an observation holds besides q, k and the mask.
+  virtual void describe(Observation& observation) const;
 
  private:
   AttentionConfig config_;
   torch::nn::Linear query_{nullptr}, key_{nullptr}, value_{nullptr}, output_{nullptr};
-  // diag = "none", "average" (0.5), "learned" (one share per head and channel) or "gate" (a sigmoid
-  // of a linear map of the token, per head and token), with diag_block tokens a block.
-  std::string diag_;
+  std::string diag_ = "none";
   std::int64_t diag_block_ = 0;
-  Tensor mix_;
-  torch::nn::Linear gate_{nullptr};
+  Tensor diag_mix_;                       // [heads, channels] of "learned"
+  Tensor diag_far_, diag_near_;           // [heads, channels] of "scales"
+  torch::nn::Linear diag_gate_{nullptr};  // of "gate"
 };
+
+// Softmax attention inside blocks of `block` tokens, counted from the first token that counts.
+Tensor block_diagonal(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& key_mask,
+                      std::int64_t block, bool causal);
+
+// x [batch, heads, tokens, channels] with 0 in the tokens that do not count: by selection, since
+// what stands there may be infinite. x itself without a mask.
+Tensor zero_padding(const Tensor& x, const Tensor& key_mask);
 
 // What the zoo knows of an attention without making one.
 struct ZooEntry {
@@ -100,9 +144,11 @@ struct ZooEntry {
 };
 
 std::span<const ZooEntry> zoo();
-// Throws lln::Error that names the nearest entry.
+// The entry of that name, or of "NAME" for "NAME+diag" where NAME takes Diag. Throws lln::Error
+// that names the nearest entry.
 const ZooEntry& find_attention(const std::string& name);
-// `options` is the table [attention] of a config: keys of the entry and of ProjectedAttention.
+// `options` is the table [attention] of a config: keys of the entry and of ProjectedAttention; its
+// owner calls finish(). Throws lln::Error where config contradicts itself or the entry.
 std::shared_ptr<Attention> make_attention(const AttentionConfig& config, const Settings& options);
 
 }  // namespace lln_torch
