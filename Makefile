@@ -6,14 +6,14 @@ JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 SET ?= bench/sets/cpu.txt
 PROGRAM := build/release/bin/lln
-FOLDERS := include src cli conformance bench fuzz report python/ops tests examples
+FOLDERS := include src cli conformance bench fuzz report python/ops lln_torch tests examples
 
 # Files for clang-tidy, unless some are named. What is compiled once per vector target is left out:
 # clang-tidy takes minutes on it.
 TIDY ?= $(sort $(wildcard src/api/*.cc src/c/*.cc src/reference/*.cc src/io/*.cc cli/*.cc report/*.cc conformance/*.cc \
   $(filter-out bench/machine_loops.cc,$(wildcard bench/*.cc))))
 
-.PHONY: help setup build demo bench wheel test format lint install clean
+.PHONY: help setup build torch demo bench wheel test format lint install clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -24,6 +24,11 @@ setup: ## install the Debian packages that are missing (sudo only when not root)
 build: setup ## build the library, the program and the tests: build/release/bin/lln
 	@cmake --preset release
 	@cmake --build --preset release -j $(JOBS)
+
+torch: setup ## build with LibTorch too (torch from PyPI, into build/venv): lln train, eval, embed and more
+	@tools/setup torch
+	@tools/python_package torch
+	@$(MAKE) --no-print-directory build
 
 demo: build ## LLN+Diag against softmax on long input, then build/demo.html: figures to look at
 	@$(PROGRAM) demo --report build/demo.html
@@ -38,7 +43,7 @@ wheel: build ## build the wheel of the Python package: build/wheels
 	@tools/setup wheel
 	@tools/python_package wheel
 
-test: build ## all tests, those of the Python package, then the quick ones under the sanitizers
+test: torch ## all tests, those of the Python package, then the quick ones under the sanitizers
 	@tools/setup test
 	ctest --preset release -j $(JOBS)
 	@tools/python_package test

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <filesystem>
@@ -101,6 +102,35 @@ int run_reporting_errors(const Verb& verb, bool json) {
 int report_usage_error(const std::string& text, bool json) {
   return report("usage", json ? text : text + "\nlln --help and lln VERB --help say more", kUsage,
                 json);
+}
+
+int run_program(CLI::App& program, std::span<const Verb> verbs, int argc, const char* const* argv) {
+  // Looked up before parsing: a command line that cannot be parsed also ends in JSON.
+  const bool json =
+      std::any_of(argv, argv + argc, [](const char* a) { return std::string_view(a) == "--json"; });
+  if (argc < 2) {
+    fmt::print(stderr, "{}", program.help());
+    return kUsage;
+  }
+  std::vector<std::string> names;
+  for (const CLI::App* command : program.get_subcommands({})) names.push_back(command->get_name());
+  const std::string first = argv[1];
+  if (!first.starts_with('-') && std::find(names.begin(), names.end(), first) == names.end()) {
+    const std::string last = names.back();
+    names.pop_back();
+    return report_usage_error(
+        fmt::format("'{}' is no verb: expected {} or {}", first, fmt::join(names, ", "), last),
+        json);
+  }
+  try {
+    program.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    const bool asked_for_help = e.get_exit_code() == 0;
+    return asked_for_help ? program.exit(e) : report_usage_error(e.what(), json);
+  }
+  const auto verb =
+      std::find_if(verbs.begin(), verbs.end(), [](const Verb& v) { return v.command->parsed(); });
+  return run_reporting_errors(*verb, json);
 }
 
 std::string command_line(int argc, const char* const* argv) {

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -66,6 +67,9 @@ void print_json(const Json& result);
 // --json on stdout as {"error": {"code": ..., "text": ...}}.
 int run_reporting_errors(const Verb& verb, bool json);
 int report_usage_error(const std::string& text, bool json);
+
+// All of main() but the list of verbs: parses the command line and runs the verb that it names.
+int run_program(CLI::App& program, std::span<const Verb> verbs, int argc, const char* const* argv);
 
 // The command line as a shell reads it, the program called lln.
 std::string command_line(int argc, const char* const* argv);

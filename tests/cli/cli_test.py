@@ -64,6 +64,27 @@ class Help(unittest.TestCase):
                          *(device["name"] for device in cuda["devices"])):
                 self.assertIn(word, text)
 
+    def test_verbs_of_the_torch_layer(self):
+        parts = json.loads(lln("info", "--json").stdout)["parts"]
+        torch = next(part for part in parts if part["name"] == "torch")
+        listed = lln("--help").stdout.partition("Training (LibTorch layer):\n")[2]
+        verbs = re.findall(r"(?m)^  (\w+) ", listed.partition("\n\n")[0])
+        self.assertIn("train", verbs)
+        if not torch["built"]:
+            error = json.loads(lln("train", "--json", expect=4).stdout)["error"]
+            self.assertIn(torch["reason"], error["text"])
+            return
+        other = os.path.join(os.path.dirname(PROGRAM), "lln-torch")
+        text = subprocess.run([other, "--help"], capture_output=True, text=True).stdout
+        there = text.partition("Subcommands:\n")[2].partition("\n\n")[0]
+        self.assertEqual(re.findall(r"(?m)^  (\w+) ", there), verbs)
+        for verb in verbs:
+            help_text = lln(verb, "--help").stdout
+            self.assertRegex(help_text, rf"Examples:\n  lln {verb}")
+            self.assertIn("--json", help_text)
+            longest = max(help_text.splitlines(), key=len)
+            self.assertLessEqual(len(longest), 100, longest)
+
 
 class ExitCodes(Scratch):
     def assert_error(self, expect, code, *arguments):

@@ -1,0 +1,19 @@
+// The program lln-torch: the verbs of the LibTorch layer. `lln train` and the others become it.
+// SPDX-License-Identifier: Apache-2.0
+#include <CLI/CLI.hpp>
+#include <vector>
+
+#include "lln/version.h"
+#include "lln_torch/cli/verbs.h"
+
+int main(int argc, char** argv) {
+  namespace cli = lln::cli;
+  CLI::App program("Linear Log-Normal attention: training and what belongs to it.", "lln");
+  program.require_subcommand(1);
+  program.set_version_flag("--version", std::string(lln::build_info().version));
+  program.footer(
+      cli::help_footer("  lln zoo\n"
+                       "  lln train --help\n"));
+  const std::vector<cli::Verb> verbs = {};
+  return cli::run_program(program, verbs, argc, argv);
+}

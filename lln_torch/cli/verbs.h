@@ -1,0 +1,7 @@
+// The verbs of lln-torch, one file each; what they share with those of lln is in cli/verb.h.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "verb.h"
+
+namespace lln::cli {}  // namespace lln::cli
