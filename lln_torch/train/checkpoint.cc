@@ -28,12 +28,6 @@ constexpr int kStateVersion = 1;
 
 std::string hex_of(std::uint64_t value) { return fmt::format("{:016x}", value); }
 
-std::uint64_t text_checksum(const std::string& text) {
-  at::Tensor bytes = at::from_blob(const_cast<char*>(text.data()),
-                                   {static_cast<std::int64_t>(text.size())}, at::kByte);
-  return checksum({{"text", bytes}});
-}
-
 StateJson state_to_json(const RunState& state) {
   return {{"version", kStateVersion},
           {"step", state.step},
@@ -77,7 +71,7 @@ StateJson read_state(const std::string& path) {
   }
   const std::string claimed = json["checksum"].dump();
   json.erase("checksum");
-  const std::string found = StateJson(hex_of(text_checksum(json.dump()))).dump();
+  const std::string found = StateJson(hex_of(checksum_of_text(json.dump()))).dump();
   if (claimed != found) {
     throw lln::Error(lln::ErrorCode::io,
                      fmt::format("{}: its checksum is {}, but it says {}", name, found, claimed));
@@ -128,7 +122,7 @@ void CheckpointStore::save(const Checkpoint& checkpoint) {
   StateJson state = state_to_json(checkpoint.state);
   state["weights"] = hex_of(checksum(weights));
   state["optimizer"] = hex_of(checksum(optimizer));
-  state["checksum"] = hex_of(text_checksum(state.dump()));
+  state["checksum"] = hex_of(checksum_of_text(state.dump()));
 
   const std::string target = checkpoint_path(folder_, checkpoint.state.step);
   const std::string part = fmt::format("{}/{}{:08}", folder_, kPartPrefix, checkpoint.state.step);

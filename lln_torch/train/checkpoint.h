@@ -23,11 +23,11 @@ namespace lln_torch {
 struct RunState {
   std::int64_t step = 0;  // updates made; the next batch is the one of this number
   std::uint64_t seed = 0;
-  std::optional<double> best;       // value of the first metric of the task
-  std::int64_t best_step = -1;      // the step that it was reached at
-  std::int64_t stale = 0;           // evaluations since
+  std::optional<double> best;        // value of the first metric of the task
+  std::int64_t best_step = -1;       // the step that it was reached at
+  std::int64_t stale = 0;            // evaluations since
   std::int64_t evaluated_step = -1;  // the last step that was evaluated
-  double loss_sum = 0;              // since the last row of the log
+  double loss_sum = 0;               // since the last row of the log
   std::int64_t loss_count = 0;
   double seconds = 0;  // of training, all sittings together
 };

@@ -29,9 +29,7 @@ void order_streams(const c10::cuda::CUDAStream& first, const c10::cuda::CUDAStre
 
 }  // namespace
 
-std::string step_graph_obstacle() {
-  return at::hasCUDA() ? "" : "there is no CUDA device here";
-}
+std::string step_graph_obstacle() { return at::hasCUDA() ? "" : "there is no CUDA device here"; }
 
 struct StepGraph::Impl {
   // Not the default stream, which cannot be captured.

@@ -63,9 +63,10 @@ std::vector<nlohmann::ordered_json> read_json_lines(const std::string& path) {
                                              text.begin() + static_cast<std::ptrdiff_t>(end),
                                              nullptr, false);
     if (!row.is_object() || !row.contains("step") || !row["step"].is_number_integer()) {
-      throw lln::Error(lln::ErrorCode::io,
-                       fmt::format("{}:{}: expected a JSON object with an integer 'step', found {}",
-                                   path, line, text.substr(begin, std::min<std::size_t>(end - begin, 60))));
+      throw lln::Error(
+          lln::ErrorCode::io,
+          fmt::format("{}:{}: expected a JSON object with an integer 'step', found {}", path, line,
+                      text.substr(begin, std::min<std::size_t>(end - begin, 60))));
     }
     rows.push_back(std::move(row));
     begin = end + 1;

@@ -21,10 +21,10 @@ struct FileType {
   const char* name;
   at::ScalarType type;
 };
-constexpr std::array kFileTypes = {
-    FileType{"F32", at::kFloat},     FileType{"F64", at::kDouble}, FileType{"F16", at::kHalf},
-    FileType{"BF16", at::kBFloat16}, FileType{"I64", at::kLong},   FileType{"I32", at::kInt},
-    FileType{"U8", at::kByte},       FileType{"BOOL", at::kBool}};
+constexpr std::array kFileTypes = {FileType{"F32", at::kFloat}, FileType{"F64", at::kDouble},
+                                   FileType{"F16", at::kHalf},  FileType{"BF16", at::kBFloat16},
+                                   FileType{"I64", at::kLong},  FileType{"I32", at::kInt},
+                                   FileType{"U8", at::kByte},   FileType{"BOOL", at::kBool}};
 
 const char* file_type_of(const std::string& name, at::ScalarType type) {
   for (const FileType& known : kFileTypes) {
@@ -37,6 +37,8 @@ const char* file_type_of(const std::string& name, at::ScalarType type) {
 std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
   return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
 }
+
+constexpr std::uint64_t kFirstHash = 0xCBF29CE484222325U;
 
 std::uint64_t mix_bytes(std::uint64_t hash, std::span<const std::byte> bytes) {
   while (bytes.size() >= sizeof(std::uint64_t)) {
@@ -74,8 +76,8 @@ void copy_tensors(const NamedTensors& from, const NamedTensors& to, const std::s
       faults.push_back(fmt::format("{} is missing", name));
     } else if (source->second.sizes() != target.sizes() ||
                source->second.scalar_type() != target.scalar_type()) {
-      faults.push_back(fmt::format("{} is {}: expected {}", name, form_of(source->second),
-                                   form_of(target)));
+      faults.push_back(
+          fmt::format("{} is {}: expected {}", name, form_of(source->second), form_of(target)));
     }
   }
   for (const auto& [name, tensor] : from) {
@@ -121,8 +123,12 @@ NamedTensors read_tensors(const std::string& path) {
   return found;
 }
 
+std::uint64_t checksum_of_text(std::string_view text) {
+  return mix_bytes(kFirstHash, std::as_bytes(std::span(text)));
+}
+
 std::uint64_t checksum(const NamedTensors& host_tensors) {
-  std::uint64_t hash = 0xCBF29CE484222325U;
+  std::uint64_t hash = kFirstHash;
   for (const auto& [name, tensor] : host_tensors) {
     const std::string head = name + " " + form_of(tensor);
     hash = mix_bytes(hash, std::as_bytes(std::span(head)));

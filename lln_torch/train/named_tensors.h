@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "io/safetensors.h"
@@ -30,5 +31,6 @@ NamedTensors read_tensors(const std::string& path);
 // Of names, types, shapes and bytes. Every step is one to one, so that no change of a single word
 // of the data goes unseen.
 std::uint64_t checksum(const NamedTensors& host_tensors);
+std::uint64_t checksum_of_text(std::string_view text);
 
 }  // namespace lln_torch

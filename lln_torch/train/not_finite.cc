@@ -45,11 +45,13 @@ bool has_any(const at::Tensor& bad) { return bad.any().item<bool>(); }
 
 // Memory that is not written yet may hold anything.
 bool leaves_memory_unset(std::string_view name) {
-  return name.find("empty") != std::string_view::npos || name.find("resize") != std::string_view::npos ||
+  return name.find("empty") != std::string_view::npos ||
+         name.find("resize") != std::string_view::npos ||
          name.find("set_") != std::string_view::npos || name.find("view") != std::string_view::npos;
 }
 
-std::vector<at::Tensor> tensors_in(c10::ArrayRef<const c10::IValue> values) {
+template <class Values>
+std::vector<at::Tensor> tensors_in(const Values& values) {
   std::vector<at::Tensor> found;
   for (const c10::IValue& value : values) {
     if (value.isTensor()) found.push_back(value.toTensor());
@@ -69,10 +71,9 @@ void note_operation(WatchState& watch, const at::RecordFunction& function,
     const at::Tensor plain = tensor.detach();
     const auto note = [&](std::optional<std::string>& first, const at::Tensor& bad) {
       if (first || !has_any(bad)) return;
-      first = fmt::format(
-          "{} of {}{}{}", where, function.name(),
-          watch.last_parameter.empty() ? "" : ", next to " + watch.last_parameter,
-          watch.backward ? ", in the backward pass" : "");
+      first = fmt::format("{} of {}{}{}", where, function.name(),
+                          watch.last_parameter.empty() ? "" : ", next to " + watch.last_parameter,
+                          watch.backward ? ", in the backward pass" : "");
     };
     note(watch.faults.nan, at::isnan(plain));
     note(watch.faults.infinity, at::isposinf(plain));
@@ -152,7 +153,8 @@ std::vector<std::string> parameters_with(const Model& model, bool gradients) {
 
 std::string few(const std::vector<std::string>& names) {
   const std::size_t shown = std::min(kMostNamed, names.size());
-  return fmt::format("{}{}", fmt::join(names.begin(), names.begin() + static_cast<long>(shown), ", "),
+  return fmt::format("{}{}",
+                     fmt::join(names.begin(), names.begin() + static_cast<long>(shown), ", "),
                      names.size() > shown ? fmt::format(" and {} more", names.size() - shown) : "");
 }
 
@@ -169,9 +171,10 @@ std::string batch_text(const std::vector<Batch>& parts) {
   }
   if (!first.pixels.empty()) {
     const auto [low, high] = std::minmax_element(first.pixels.begin(), first.pixels.end());
-    text += fmt::format(" of {} pixels from {:.3g} to {:.3g}",
-                        first.pixels.size() / static_cast<std::size_t>(std::max<std::int64_t>(1, first.rows)),
-                        *low, *high);
+    text += fmt::format(
+        " of {} pixels from {:.3g} to {:.3g}",
+        first.pixels.size() / static_cast<std::size_t>(std::max<std::int64_t>(1, first.rows)), *low,
+        *high);
   }
   return text;
 }
@@ -207,12 +210,12 @@ std::string layers_text(const Recorder& recorder, bool causal) {
 
 }  // namespace
 
-std::string describe_not_finite(Model& model, const std::vector<Batch>& parts,
-                                const StepSums& sums, const StepOptions& options,
-                                const torch::Device& device, bool causal) {
-  std::string text = fmt::format("step {}: the loss is {} and the norm of the gradient {}\nbatch: {}",
-                                 *sums.bad_step + 1, sums.bad_loss, sums.bad_gradient_norm,
-                                 batch_text(parts));
+std::string describe_not_finite(Model& model, const std::vector<Batch>& parts, const StepSums& sums,
+                                const StepOptions& options, const torch::Device& device,
+                                bool causal) {
+  std::string text =
+      fmt::format("step {}: the loss is {} and the norm of the gradient {}\nbatch: {}",
+                  *sums.bad_step + 1, sums.bad_loss, sums.bad_gradient_norm, batch_text(parts));
   const std::vector<std::string> weights = parameters_with(model, /*gradients=*/false);
   if (!weights.empty()) text += "\nweights that are not finite: " + few(weights);
 
@@ -240,7 +243,8 @@ std::string describe_not_finite(Model& model, const std::vector<Batch>& parts,
     if (seen) break;
   }
   if (!seen) {
-    text += "\nthe same batch, run again, gives finite numbers: what is random in the model decides";
+    text +=
+        "\nthe same batch, run again, gives finite numbers: what is random in the model decides";
   } else if (faults.infinity) {
     text += "\nthe first infinity is in " + *faults.infinity;
   }

@@ -20,8 +20,8 @@ class NotFinite : public std::runtime_error {
 
 // What is to be told of step `sums.bad_step`, whose batch is `parts`. The model is as it was before
 // that step. Its gradients change.
-std::string describe_not_finite(Model& model, const std::vector<Batch>& parts,
-                                const StepSums& sums, const StepOptions& options,
-                                const torch::Device& device, bool causal);
+std::string describe_not_finite(Model& model, const std::vector<Batch>& parts, const StepSums& sums,
+                                const StepOptions& options, const torch::Device& device,
+                                bool causal);
 
 }  // namespace lln_torch

@@ -9,7 +9,7 @@
 namespace lln_torch {
 namespace {
 
-constexpr double kCycleStart = 1.0 / 25;        // of one_cycle, in shares of the peak
+constexpr double kCycleStart = 1.0 / 25;  // of one_cycle, in shares of the peak
 constexpr double kCycleEnd = kCycleStart / 1e4;
 
 // From `from` at share 0 to `to` at share 1 along half a cosine.

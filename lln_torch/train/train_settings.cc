@@ -28,8 +28,8 @@ Schedule read_schedule(const Settings& train, const Source& source, std::int64_t
   schedule.peak = train.number("learning_rate", 1e-3, 0, 10);
   schedule.warmup = train.integer("warmup", 0, 0, kManySteps);
   if (schedule.warmup > schedule.steps) {
-    train.refuse("warmup", "at most as many steps as the run has, " +
-                               std::to_string(schedule.steps));
+    train.refuse("warmup",
+                 "at most as many steps as the run has, " + std::to_string(schedule.steps));
   }
   schedule.final_share = train.number("final_share", 0, 0, 1);
   return schedule;

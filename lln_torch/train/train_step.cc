@@ -14,8 +14,9 @@ namespace {
 
 using BatchMember = Tensor TensorBatch::*;
 constexpr std::array<BatchMember, 8> kBatchMembers = {
-    &TensorBatch::ids,         &TensorBatch::mask,   &TensorBatch::segments, &TensorBatch::second_ids,
-    &TensorBatch::second_mask, &TensorBatch::pixels, &TensorBatch::labels,   &TensorBatch::scores};
+    &TensorBatch::ids,        &TensorBatch::mask,        &TensorBatch::segments,
+    &TensorBatch::second_ids, &TensorBatch::second_mask, &TensorBatch::pixels,
+    &TensorBatch::labels,     &TensorBatch::scores};
 
 bool same_form(const TensorBatch& a, const TensorBatch& b) {
   return std::all_of(kBatchMembers.begin(), kBatchMembers.end(), [&](BatchMember member) {
