@@ -203,16 +203,17 @@ void add_difficult_values(Table& table) {
 void add_pieces(Table& table) {
   table.add("bf16:cpu:b1h2k1n2300d8v16:lln");
   table.add("bf16:cpu:b1h1n2300d8:lln+diag64");
-  table.add("bf16:cpu:b1h1n4200d8:lln:causal");
-  table.add("bf16:cpu:b1h1n4200d8:lln+diag64:causal");
+  table.add("bf16:cpu:b1h1n4200d8:lln:causal", {.tensor_cores = true});
+  table.add("bf16:cpu:b1h1n4200d8:lln+diag64:causal", {.tensor_cores = true});
   table.add("bf16:cpu:b1h2k1n6300d8v16:lln+diag64:causal:masked",
-            {.keys = KeyPattern::left_padding});
+            {.keys = KeyPattern::left_padding, .tensor_cores = true});
 }
 
 // Heads as wide as models have them, in the 16-bit types, without gradients of parameters: what
 // tensor-core kernels do themselves.
 void add_model_heads(Table& table) {
-  const auto add = [&](const std::string& problem, const Case& form = {}) {
+  const auto add = [&](const std::string& problem, Case form = {}) {
+    form.tensor_cores = true;
     table.add(problem, form, false);
   };
   std::size_t i = 0;
@@ -263,7 +264,8 @@ void add_model_heads(Table& table) {
 // LLN+Diag of such heads: weights of every form, tiles that begin late, several pieces, exponents
 // that a row's own reference must be found for.
 void add_model_blocks(Table& table) {
-  const auto add = [&](const std::string& problem, const Case& form = {}) {
+  const auto add = [&](const std::string& problem, Case form = {}) {
+    form.tensor_cores = true;
     table.add(problem, form, false);
   };
   for (const int dim : {64, 128}) {
@@ -374,7 +376,10 @@ AttentionOptions options(const Case& c) {
 }
 
 std::vector<Case> on_device(std::vector<Case> cases, Device device) {
-  if (device.kind == DeviceKind::cpu) return cases;
+  if (device.kind == DeviceKind::cpu) {
+    std::erase_if(cases, [](const Case& c) { return c.tensor_cores; });
+    return cases;
+  }
   std::erase_if(cases, [](const Case& c) { return c.problem.dtype == DType::f64; });
   for (Case& c : cases) c.problem.device = device;
   return cases;

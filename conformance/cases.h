@@ -48,16 +48,17 @@ struct Case {
   bool saved = false;                        // forward writes, backward reads (c, C)
   bool parameter_gradients = false;  // dalpha, dbeta and the gradients of the weights as well
   bool quick = false;                // of the small subset for slow builds
+  bool tensor_cores = false;         // for kernels of devices: on the CPU it would add time alone
 };
 
 // The problem and everything that differs from a plain call of it.
 std::string to_string(const Case& c);
 AttentionOptions options(const Case& c);
 
-// Cases are written for tensors in host memory; the same ones on a device. f64 is for the CPU.
+// Cases are written for tensors in host memory; those for `device`, there. f64 is for the CPU.
 std::vector<Case> on_device(std::vector<Case> cases, Device device);
 
-std::vector<Case> cases();        // a few hundred, the order is fixed
+std::vector<Case> cases();        // of all devices; the order is fixed
 std::vector<Case> quick_cases();  // those marked quick
 
 }  // namespace lln::conformance

@@ -18,7 +18,7 @@ std::vector<Case> table() {
 #ifdef LLN_QUICK_TESTS
   return quick_cases();
 #else
-  return cases();
+  return on_device(cases(), {});
 #endif
 }
 

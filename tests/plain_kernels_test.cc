@@ -26,7 +26,7 @@ std::vector<Case> table() {
 #ifdef LLN_QUICK_TESTS
   return conformance::quick_cases();
 #else
-  return conformance::cases();
+  return conformance::on_device(conformance::cases(), {});
 #endif
 }
 

@@ -4,6 +4,7 @@
 
 #include "lln_torch/config/settings.h"
 #include "lln_torch/data/batch.h"
+#include "lln_torch/data/text_sources.h"
 
 namespace lln_torch {
 namespace {
@@ -14,7 +15,14 @@ struct SourceEntry {
 };
 
 const std::vector<SourceEntry>& entries() {
-  static const std::vector<SourceEntry> list = {};
+  static const std::vector<SourceEntry> list = {
+      {"mlm", make_mlm_source},   {"lm", make_lm_source},
+      {"sst2", make_glue_source}, {"cola", make_glue_source},
+      {"rte", make_glue_source},  {"mrpc", make_glue_source},
+      {"stsb", make_glue_source}, {"mnli", make_glue_source},
+      {"qnli", make_glue_source}, {"qqp", make_glue_source},
+      {"imdb", make_imdb_source}, {"wiki-pairs", make_wiki_pairs_source},
+  };
   return list;
 }
 
