@@ -72,6 +72,8 @@ endif()
 if(LLN_TORCH_REASON STREQUAL "")
   set(LLN_TORCH_BUILT TRUE)
   lln_import_torch("${LLN_TORCH_FOUND}")
+  # A wheel brings headers of another fmt, which come before the system's and fit no library here.
+  target_compile_definitions(lln_libtorch INTERFACE FMT_HEADER_ONLY)
   file(READ "${LLN_TORCH_FOUND}/version.py" lln_torch_version)
   string(REGEX MATCH "__version__ = '([^']*)'" lln_torch_version "${lln_torch_version}")
   set(LLN_TORCH_VERSION "${CMAKE_MATCH_1}")

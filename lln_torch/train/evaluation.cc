@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "lln/error.h"
+#include "lln_torch/data/metrics.h"
 #include "lln_torch/train/autocast.h"
 #include "lln_torch/train/train_step.h"
 
@@ -17,34 +18,33 @@ namespace {
 
 // What was predicted and what was right, over the whole set.
 struct Collected {
-  std::vector<double> predicted, expected;
+  std::vector<std::int32_t> classes, labels;
+  std::vector<float> scores, expected;
 };
 
+template <class T>
+void append_values(const Tensor& values, std::vector<T>& list) {
+  const Tensor host = values.to(at::kCPU, c10::CppTypeToScalarType<T>::value).contiguous();
+  const T* const first = host.const_data_ptr<T>();
+  list.insert(list.end(), first, first + host.numel());
+}
+
 void collect(const ModelOutput& output, Collected& all) {
-  const bool of_classes = output.scores.dim() == 2;
-  Tensor predicted = of_classes ? output.scores.argmax(1) : output.scores;
-  Tensor expected = output.labels;
-  if (!expected.is_floating_point()) {
-    const Tensor counts = at::nonzero(expected != kIgnoredLabel).squeeze(1);
-    predicted = predicted.index_select(0, counts);
-    expected = expected.index_select(0, counts);
+  if (output.labels.is_floating_point()) {
+    append_values(output.scores, all.scores);
+    append_values(output.labels, all.expected);
+    return;
   }
-  const auto append = [](const Tensor& values, std::vector<double>& list) {
-    const Tensor host = values.to(at::kCPU, at::kDouble).contiguous();
-    const double* const first = host.const_data_ptr<double>();
-    list.insert(list.end(), first, first + host.numel());
-  };
-  append(predicted, all.predicted);
-  append(expected, all.expected);
+  // Of an embedding with labels there is one score, the cosine: related above a half.
+  const Tensor classes = output.scores.dim() == 2 ? output.scores.argmax(1) : output.scores > 0.5;
+  const Tensor counts = at::nonzero(output.labels != kIgnoredLabel).squeeze(1);
+  append_values(classes.index_select(0, counts), all.classes);
+  append_values(output.labels.index_select(0, counts), all.labels);
 }
 
 double metric_of(const std::string& name, const Collected& all) {
-  std::int64_t right = 0;
-  for (std::size_t i = 0; i < all.predicted.size(); ++i) {
-    right += all.predicted[i] == all.expected[i] ? 1 : 0;
-  }
-  if (name != "accuracy") throw lln::Error(lln::ErrorCode::unsupported, name);
-  return static_cast<double>(right) / static_cast<double>(all.predicted.size());
+  return all.expected.empty() ? class_metric(name, all.classes, all.labels)
+                              : score_metric(name, all.scores, all.expected);
 }
 
 }  // namespace

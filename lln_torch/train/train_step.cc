@@ -61,6 +61,10 @@ TrainStep::Inputs TrainStep::make_inputs(const std::vector<Batch>& parts) const 
 }
 
 void TrainStep::run(const std::vector<Batch>& parts, std::int64_t step, double learning_rate) {
+  // What attentions draw at random they draw on the host, which no graph repeats.
+  for (const auto& module : model_.modules(/*include_self=*/false)) {
+    if (auto* const attention = dynamic_cast<Attention*>(module.get())) attention->begin_step(step);
+  }
   rate_.fill_(learning_rate);
   step_.fill_(step);
   Inputs inputs = make_inputs(parts);

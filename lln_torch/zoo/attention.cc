@@ -20,6 +20,8 @@ Tensor rotate(const Tensor& x, const Tensor& cosine, const Tensor& sine) {
 
 }  // namespace
 
+void Attention::begin_step(std::int64_t) {}
+
 ProjectedAttention::ProjectedAttention(const AttentionConfig& config, const Settings& options,
                                        const ProjectionRules& rules)
     : config_(config) {
@@ -41,7 +43,7 @@ ProjectedAttention::ProjectedAttention(const AttentionConfig& config, const Sett
                    "anything but \"none\", since the attention is \"" + config_.name + "\"");
   }
   if (diag_ == "none") return;
-  diag_block_ = options.integer("diag_block", 64, 1, 1 << 20);
+  diag_block_ = options.integer("diag_block", kDiagBlock, 1, kLargestDiagBlock);
   const auto half = [&] { return at::full({config_.heads, channels()}, 0.5); };
   if (diag_ == "learned") diag_mix_ = register_parameter("diag_mix", half());
   if (diag_ == "scales") {
@@ -74,11 +76,10 @@ Tensor ProjectedAttention::project_output(const Tensor& o) {
 }
 
 ProjectedAttention::PartWeights ProjectedAttention::part_weights(const Tensor& x) {
-  if (diag_ == "learned") return {diag_mix_, 1 - diag_mix_};
+  if (diag_ == "learned") return {.far = diag_mix_};
   if (diag_ == "scales") return {diag_far_, diag_near_};
   if (diag_ == "gate") {
-    const Tensor share = at::sigmoid(diag_gate_->forward(x)).transpose(1, 2);
-    return {share, 1 - share};  // [batch, heads, tokens]
+    return {.far = at::sigmoid(diag_gate_->forward(x)).transpose(1, 2)};
   }
   return {};
 }
@@ -93,7 +94,9 @@ Tensor ProjectedAttention::attend_both(const Projected& projected, const Tensor&
   if (!weights.far.defined()) return 0.5 * (far + near);
   // Per head and channel, or per head and token: the missing axis of the two.
   const std::int64_t axis = weights.far.dim() == 2 ? 1 : -1;
-  return weights.far.unsqueeze(axis) * far + weights.near.unsqueeze(axis) * near;
+  const Tensor far_weight = weights.far.unsqueeze(axis);
+  if (!weights.near.defined()) return near + far_weight * (far - near);
+  return far_weight * far + weights.near.unsqueeze(axis) * near;
 }
 
 void ProjectedAttention::describe(Observation&) const {}

@@ -60,6 +60,10 @@ class Attention : public torch::nn::Module {
   // -> [batch, tokens, dim]. Rows that the mask leaves out are finite and mean nothing; they change
   // no other row.
   virtual Tensor forward(const Tensor& x, const Tensor& key_mask, Context& context) = 0;
+  // Brings what is drawn at random up to a step of training. forward() does so itself while
+  // training; a caller that captures forward() into a CUDA graph calls this before each replay,
+  // since it draws on the CPU.
+  virtual void begin_step(std::int64_t step);
 };
 
 // Parts of ProjectedAttention that an attention may not have.
@@ -89,10 +93,11 @@ class ProjectedAttention : public Attention {
   Projected project(const Tensor& x, const Context& context);
   Tensor project_output(const Tensor& o);  // o as q -> [batch, tokens, dim]
 
-  // What becomes of the two parts, o = far * long range + near * block-diagonal: numbers where both
-  // are 0.5, else tensors as the op takes them ([heads, channels] or [batch, heads, tokens]).
+  // Weights of the two parts, o = far * long range + near * block-diagonal, as the op takes them:
+  // [heads, channels] or [batch, heads, tokens].
   struct PartWeights {
-    Tensor far, near;  // undefined: 0.5
+    Tensor far;   // undefined: 0.5
+    Tensor near;  // undefined: 1 - far
   };
   PartWeights part_weights(const Tensor& x);
 
@@ -122,6 +127,9 @@ class ProjectedAttention : public Attention {
   Tensor diag_far_, diag_near_;           // [heads, channels] of "scales"
   torch::nn::Linear diag_gate_{nullptr};  // of "gate"
 };
+
+constexpr std::int64_t kDiagBlock = 64;
+constexpr std::int64_t kLargestDiagBlock = 1 << 20;
 
 // Softmax attention inside blocks of `block` tokens, counted from the first token that counts.
 Tensor block_diagonal(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& key_mask,

@@ -1,23 +1,49 @@
-// Block-diagonal softmax attention, the near part of every combination.
+// Block-diagonal softmax attention: the near part of every combination, and an attention by itself,
+// the control of every experiment with LLN+Diag.
 // SPDX-License-Identifier: Apache-2.0
-#include <ATen/ATen.h>
-
+#include "lln_torch/ops/attention.h"
 #include "lln_torch/zoo/attention.h"
 
 namespace lln_torch {
+namespace {
+
+class DiagAttention : public ProjectedAttention {
+ public:
+  DiagAttention(const AttentionConfig& config, const Settings& options)
+      : ProjectedAttention(config, options, {.takes_diag = false}),
+        block_(options.integer("diag_block", kDiagBlock, 1, kLargestDiagBlock)) {}
+
+ protected:
+  Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& key_mask,
+                Context&) override {
+    return block_diagonal(q, k, v, key_mask, block_, config().causal);
+  }
+
+ private:
+  std::int64_t block_;
+};
+
+std::shared_ptr<Attention> make_diag(const AttentionConfig& config, const Settings& options) {
+  return std::make_shared<DiagAttention>(config, options);
+}
+
+}  // namespace
 
 Tensor block_diagonal(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& key_mask,
                       std::int64_t block, bool causal) {
-  const std::int64_t tokens = q.size(2);
-  const auto options = q.options().dtype(at::kLong);
-  const Tensor place = at::arange(tokens, options);
-  const Tensor first =
-      key_mask.defined() ? key_mask.to(at::kInt).argmax(1, true) : at::zeros({1, 1}, options);
-  const Tensor number = at::floor_divide(place.unsqueeze(0) - first + tokens * block, block);
-  Tensor mask = number.unsqueeze(1).eq(number.unsqueeze(2));  // [batch, tokens, tokens]
-  if (key_mask.defined()) mask = mask.logical_and(key_mask.unsqueeze(1));
-  if (causal) mask = mask.logical_and(place.unsqueeze(0).le(place.unsqueeze(1)));
-  return at::scaled_dot_product_attention(q, k, zero_padding(v, key_mask), mask.unsqueeze(1));
+  return attention(q, k, v,
+                   {.diag_block = block, .causal = causal, .fixed_mix = 0, .key_mask = key_mask});
+}
+
+ZooEntry diag_entry() {
+  return {.name = "diag",
+          .summary = "softmax attention inside blocks of diag_block tokens (64), nothing across",
+          .cost = "time N b D, memory N D",
+          .parameters = "none",
+          .padding = "masked keys; blocks are counted from the first token that counts",
+          .causal = true,
+          .takes_diag = false,
+          .make = make_diag};
 }
 
 }  // namespace lln_torch

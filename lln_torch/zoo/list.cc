@@ -12,7 +12,19 @@
 // clang-format off
 #define LLN_ZOO_LIST(ENTRY) \
   ENTRY(softmax) \
-  ENTRY(softmax_diag)
+  ENTRY(softmax_diag) \
+  ENTRY(lln) \
+  ENTRY(diag) \
+  ENTRY(lln_diag) \
+  ENTRY(elu) \
+  ENTRY(relu) \
+  ENTRY(power) \
+  ENTRY(quadratic) \
+  ENTRY(linear) \
+  ENTRY(performer) \
+  ENTRY(cosformer) \
+  ENTRY(kvt) \
+  ENTRY(local)
 // clang-format on
 
 namespace lln_torch {

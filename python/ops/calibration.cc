@@ -1,18 +1,20 @@
-// alpha and beta of one layer from moments that were pooled over many batches.
+// Tensors of moments to those of the core, and its scales to tensors.
 // SPDX-License-Identifier: Apache-2.0
-#include "lln/calibration.h"
+#include "ops/calibration.h"
 
 #include <algorithm>
 #include <array>
 #include <tuple>
 #include <vector>
 
+#include "lln/calibration.h"
 #include "lln/error.h"
-#include "ops/errors.h"
-#include "ops/tensors.h"
 
 namespace lln_torch {
 namespace {
+
+using binding::new_host_tensor;
+using binding::ScalarType;
 
 // [heads, 3] of f64, contiguous: count, mean and squared deviations.
 std::vector<lln::Moments> moments_of(const char* name, const Tensor& x) {
@@ -29,33 +31,29 @@ std::vector<lln::Moments> moments_of(const char* name, const Tensor& x) {
   return moments;
 }
 
-Tensor tensor_of(const std::vector<float>& numbers) {
+Tensor scale_tensor(const std::vector<float>& numbers) {
   Tensor x =
       new_host_tensor(std::array{static_cast<std::int64_t>(numbers.size())}, ScalarType::Float);
   std::copy(numbers.begin(), numbers.end(), static_cast<float*>(x.data_ptr()));
   return x;
 }
 
+}  // namespace
+
 std::tuple<Tensor, Tensor, Tensor> calibrate(const Tensor& q_moments, const Tensor& k_moments,
                                              std::int64_t heads, std::int64_t dim,
                                              std::int64_t sequences, const std::string& mode) {
-  return translate_errors([&]() -> std::tuple<Tensor, Tensor, Tensor> {
-    std::vector<lln::ClampedHead> clamped;
-    const lln::CalibratedLayer layer =
-        lln::calibrate(lln::PooledMoments{.heads = heads,
-                                          .dim = dim,
-                                          .q = moments_of("q_moments", q_moments),
-                                          .k = moments_of("k_moments", k_moments),
-                                          .sequences = sequences},
-                       lln::parse_matching(mode), &clamped);
-    Tensor count = new_host_tensor(std::array<std::int64_t, 0>{}, ScalarType::Long);
-    *static_cast<std::int64_t*>(count.data_ptr()) = static_cast<std::int64_t>(clamped.size());
-    return {tensor_of(layer.alpha), tensor_of(layer.beta), count};
-  });
+  std::vector<lln::ClampedHead> clamped;
+  const lln::CalibratedLayer layer =
+      lln::calibrate(lln::PooledMoments{.heads = heads,
+                                        .dim = dim,
+                                        .q = moments_of("q_moments", q_moments),
+                                        .k = moments_of("k_moments", k_moments),
+                                        .sequences = sequences},
+                     lln::parse_matching(mode), &clamped);
+  Tensor count = new_host_tensor(std::array<std::int64_t, 0>{}, ScalarType::Long);
+  *static_cast<std::int64_t*>(count.data_ptr()) = static_cast<std::int64_t>(clamped.size());
+  return {scale_tensor(layer.alpha), scale_tensor(layer.beta), count};
 }
-
-}  // namespace
-
-STABLE_TORCH_LIBRARY_IMPL(lln, CPU, m) { m.impl("calibrate", TORCH_BOX(&calibrate)); }
 
 }  // namespace lln_torch

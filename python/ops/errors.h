@@ -6,20 +6,25 @@
 
 #include <stdexcept>
 #include <string>
-#include <utility>
 
 #include "lln/error.h"
 
 namespace lln_torch {
 
-template <class Work>
-decltype(auto) translate_errors(Work&& work) {
-  try {
-    return std::forward<Work>(work)();
-  } catch (const lln::Error& error) {
-    throw std::runtime_error("lln " + std::string(lln::to_string(error.code())) + ": " +
-                             error.what());
+// Translated<&f>::call is f with its errors for Python.
+template <auto Function>
+struct Translated;
+
+template <class Result, class... Arguments, Result (*Function)(Arguments...)>
+struct Translated<Function> {
+  static Result call(Arguments... arguments) {
+    try {
+      return Function(arguments...);
+    } catch (const lln::Error& error) {
+      throw std::runtime_error("lln " + std::string(lln::to_string(error.code())) + ": " +
+                               error.what());
+    }
   }
-}
+};
 
 }  // namespace lln_torch

@@ -1,4 +1,4 @@
-// The ops of torch.ops.lln: their schemas. Kernels register themselves beside their code; autograd,
+// The ops of torch.ops.lln: their schemas. Their kernels are registered in kernels.cc; autograd,
 // autocast and shapes without data are registered by the Python package.
 // SPDX-License-Identifier: Apache-2.0
 #include <torch/csrc/stable/library.h>

@@ -1,6 +1,6 @@
 // torch's threads behind the core's interface for them, and torch's current stream.
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/exec.h"
+#include "lln_torch/binding/exec.h"
 
 #include <torch/csrc/stable/ops.h>
 
@@ -14,7 +14,7 @@
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(
     std::int32_t device_index, void** stream);
 
-namespace lln_torch {
+namespace lln_torch::binding {
 namespace {
 
 // Below this many numbers waking a second thread takes longer than it saves.
@@ -77,4 +77,4 @@ void Workspace::allocate(const Tensor& x, lln::Exec& exec, std::size_t bytes) {
   exec.workspace = {static_cast<std::byte*>(memory_->data_ptr()), bytes};
 }
 
-}  // namespace lln_torch
+}  // namespace lln_torch::binding

@@ -7,9 +7,9 @@
 #include <cstdint>
 
 #include "lln/exec.h"
-#include "ops/tensors.h"
+#include "lln_torch/binding/tensors.h"
 
-namespace lln_torch {
+namespace lln_torch::binding {
 
 // Threads and stream for a call on tensors where `x` is that reads and writes about `elements`
 // numbers: a small call stays on the calling thread, which no result depends on.
@@ -30,4 +30,4 @@ class Workspace {
   OptionalTensor memory_;
 };
 
-}  // namespace lln_torch
+}  // namespace lln_torch::binding

@@ -1,12 +1,14 @@
 // Shapes, strides and types, checked as far as a view can say them; the core checks the rest.
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/tensors.h"
+#include "lln_torch/binding/tensors.h"
+
+#include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 
 #include "lln/error.h"
 
-namespace lln_torch {
+namespace lln_torch::binding {
 namespace {
 
 [[noreturn]] void throw_invalid(const std::string& text) {
@@ -139,15 +141,6 @@ lln::MaskView mask_view(const char* name, const OptionalTensor& x) {
           .device = device_of(*x)};
 }
 
-void set_keys(const OptionalTensor& keys, lln::IndexView& lengths, lln::MaskView& mask) {
-  if (!keys) return;
-  if (keys->dim() == 1) {
-    lengths = index_view("key_lengths", keys);
-  } else {
-    mask = mask_view("key_mask", keys);
-  }
-}
-
 std::int64_t sequence_count(const lln::ConstView& x, const lln::IndexView& cu_seqlens) {
   if (!cu_seqlens.given()) return x.shape[0];
   if (cu_seqlens.count == 0) {
@@ -222,4 +215,4 @@ Tensor new_like(const Tensor& like, std::int64_t channels) {
   return new_strided(torch_device(like), sizes, strides, like.scalar_type());
 }
 
-}  // namespace lln_torch
+}  // namespace lln_torch::binding

@@ -3,8 +3,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
 #include <array>
@@ -16,7 +14,7 @@
 #include "lln/exec.h"
 #include "lln/tensor.h"
 
-namespace lln_torch {
+namespace lln_torch::binding {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
@@ -41,8 +39,6 @@ lln::View weight_view(const char* name, const Tensor& x);
 lln::IndexView index_view(const char* name, const OptionalTensor& x);
 // bool or uint8 [batch, tokens].
 lln::MaskView mask_view(const char* name, const OptionalTensor& x);
-// `keys` is one of the two: lengths [batch] or a mask [batch, tokens].
-void set_keys(const OptionalTensor& keys, lln::IndexView& lengths, lln::MaskView& mask);
 // The batch, or the packed sequences.
 std::int64_t sequence_count(const lln::ConstView& x, const lln::IndexView& cu_seqlens);
 
@@ -59,4 +55,4 @@ inline Tensor no_tensor(const Tensor& like) {
   return new_tensor(like, std::array<std::int64_t, 1>{0}, ScalarType::Float);
 }
 
-}  // namespace lln_torch
+}  // namespace lln_torch::binding

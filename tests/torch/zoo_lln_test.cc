@@ -1,0 +1,259 @@
+// LLN, Diag, their combinations and the feature maps of the core as modules, against their formulas
+// on N x N weights; and where alpha and beta come from.
+// SPDX-License-Identifier: Apache-2.0
+#include "lln_torch/zoo/lln.h"
+
+#include <gmock/gmock.h>
+
+#include "torch/zoo_cases.h"
+
+namespace lln_torch {
+namespace {
+
+using testing::HasSubstr;
+using zoo_cases::config_of;
+using zoo_cases::error_of;
+using zoo_cases::expect_definition;
+using zoo_cases::expect_near;
+using zoo_cases::made;
+using zoo_cases::mask_of;
+using zoo_cases::options_of;
+using zoo_cases::random_tokens;
+using zoo_cases::run;
+using zoo_cases::slow_average;
+using zoo_cases::slow_diag;
+using zoo_cases::slow_scores;
+using zoo_cases::slow_softmax;
+using zoo_cases::slow_visible;
+using zoo_cases::SlowInputs;
+
+using FeatureMap = std::function<Tensor(const Tensor&)>;
+
+// sum_l phi(alpha q_il) phi(beta k_jl), rows normalised; alpha, beta [batch or 1, heads].
+Tensor slow_lln(const SlowInputs& in, bool causal, const Tensor& alpha, const Tensor& beta,
+                const FeatureMap& phi) {
+  const Tensor q = phi(in.q * alpha.unsqueeze(-1).unsqueeze(-1));
+  const Tensor k = phi(in.k * beta.unsqueeze(-1).unsqueeze(-1));
+  const Tensor weights = at::matmul(q, k.transpose(-1, -2));
+  const Tensor seen = slow_visible(in, causal);
+  return slow_average(at::where(seen, weights, at::zeros_like(weights)), seen, in);
+}
+
+Tensor slow_lln(
+    const SlowInputs& in, bool causal, double alpha, double beta,
+    const FeatureMap& phi = [](const Tensor& x) { return x.exp(); }) {
+  const auto constant = [](double x) { return at::full({1, 1}, x, at::kDouble); };
+  return slow_lln(in, causal, constant(alpha), constant(beta), phi);
+}
+
+// The line of mode per_head with the constants of D = 8 (those of 16, the least of the table),
+// unbiased moments of the tokens that count, constants as far as gradients go.
+std::pair<Tensor, Tensor> slow_per_head(const SlowInputs& in) {
+  const double a = .2165, b = -.375;
+  const std::int64_t batch = in.q.size(0), heads = in.q.size(1);
+  Tensor alpha = at::ones({batch, heads}, at::kDouble), beta = at::ones_like(alpha);
+  for (std::int64_t s = 0; s < batch; ++s) {
+    for (std::int64_t h = 0; h < heads; ++h) {
+      const auto deviation = [&](const Tensor& x) {
+        return x[s][h].detach().index({in.mask[s]}).std(/*unbiased=*/true).item<double>();
+      };
+      const double sq = deviation(in.q), sk = deviation(in.k);
+      const double st = std::sqrt((sq * sq * sk * sk - b) / (2 * a));
+      alpha[s][h] = st / sq;
+      beta[s][h] = st / sk;
+    }
+  }
+  return {alpha, beta};
+}
+
+TEST(ZooLln, MatchedPerHeadIsTheFormula) {
+  expect_definition(
+      config_of("lln"), "",
+      [](const SlowInputs& in) {
+        const auto [alpha, beta] = slow_per_head(in);
+        return slow_lln(in, false, alpha, beta, [](const Tensor& x) { return x.exp(); });
+      },
+      2e-3);  // the table of constants has three digits
+}
+
+TEST(ZooLln, WithoutMatchingItIsTheFormula) {
+  for (const bool causal : {false, true}) {
+    expect_definition(config_of("lln", causal), "matching = 'none'",
+                      [&](const SlowInputs& in) { return slow_lln(in, causal, 1, 1); });
+  }
+}
+
+TEST(ZooLln, LearnedScalesHaveGradients) {
+  for (const bool causal : {false, true}) {
+    expect_definition(config_of("lln", causal), "matching = 'learned'\nalpha = 1.5\nbeta = 0.7",
+                      [&](const SlowInputs& in) {
+                        return slow_lln(in, causal, in.parameter("log_alpha").exp().unsqueeze(0),
+                                        in.parameter("log_beta").exp().unsqueeze(0),
+                                        [](const Tensor& x) { return x.exp(); });
+                      });
+  }
+}
+
+TEST(ZooLln, FeatureMapsAreTheirFormulas) {
+  const std::map<std::string, FeatureMap> maps = {
+      {"elu", [](const Tensor& x) { return at::where(x.gt(0), x + 1, x.clamp_max(0).exp()); }},
+      {"relu", [](const Tensor& x) { return x.clamp_min(0) + 1e-3; }},
+      {"power", [](const Tensor& x) { return x.square(); }}};
+  for (const auto& [name, phi] : maps) {
+    for (const bool causal : {false, true}) {
+      expect_definition(
+          config_of(name, causal), "",
+          [&](const SlowInputs& in) { return slow_lln(in, causal, 1, 1, phi); }, 1e-8);
+    }
+  }
+  expect_definition(
+      config_of("power"), "power = 3",
+      [](const SlowInputs& in) {
+        return slow_lln(in, false, 1, 1, [](const Tensor& x) { return x.abs().pow(3); });
+      },
+      1e-8);
+  expect_definition(
+      config_of("lln"), "feature = 'softplus'\nmatching = 'frozen'\nalpha = 1.3",
+      [](const SlowInputs& in) {
+        return slow_lln(in, false, 1.3, 2, [](const Tensor& x) { return at::log1p(x.exp()); });
+      },
+      1e-8);
+}
+
+TEST(ZooDiag, IsSoftmaxInBlocks) {
+  for (const bool causal : {false, true}) {
+    expect_definition(config_of("diag", causal), "diag_block = 8",
+                      [&](const SlowInputs& in) { return slow_diag(in, 8, causal); });
+  }
+}
+
+// All that the key diag can be, for an attention with the fused op and for one without.
+TEST(ZooDiag, CombinationsAreWeightedSums) {
+  for (const bool causal : {false, true}) {
+    for (const std::string name : {"lln", "softmax", "elu"}) {
+      for (const std::string diag : {"average", "learned", "scales", "gate"}) {
+        const std::string options =
+            "diag_block = 8\ndiag = '" + diag + (name == "lln" ? "'\nmatching = 'none'" : "'");
+        expect_definition(config_of(name, causal), options, [&](const SlowInputs& in) {
+          const Tensor near = slow_diag(in, 8, causal);
+          const Tensor far =
+              name == "softmax" ? slow_softmax(slow_scores(in), slow_visible(in, causal), in)
+              : name == "lln"   ? slow_lln(in, causal, 1, 1)
+                                : slow_lln(in, causal, 1, 1, [](const Tensor& x) {
+                                  return at::where(x.gt(0), x + 1, x.clamp_max(0).exp());
+                                });
+          if (diag == "average") return (far + near) / 2;
+          if (diag == "scales") {
+            return in.parameter("diag_far").unsqueeze(1) * far +
+                   in.parameter("diag_near").unsqueeze(1) * near;
+          }
+          Tensor share;
+          if (diag == "learned") share = in.parameter("diag_mix").unsqueeze(1);
+          if (diag == "gate") {
+            const Tensor logits =
+                zoo_cases::slow_linear(in.module, "diag_gate", in.x).transpose(1, 2).unsqueeze(-1);
+            share = 1 / (1 + (-logits).exp());
+          }
+          return share * far + (1 - share) * near;
+        });
+      }
+    }
+  }
+}
+
+TEST(ZooDiag, NamesWithDiagAverageTheTwo) {
+  const Tensor x = random_tokens(2, 37, 24);
+  for (const std::string name : {"lln", "softmax", "elu", "performer"}) {
+    const auto named = made(config_of(name + "+diag"));
+    const auto asked = made(config_of(name), "diag = 'average'");
+    EXPECT_TRUE(at::equal(run(*named, x), run(*asked, x))) << name;
+  }
+  EXPECT_THAT(error_of([] { made(config_of("elu+diag"), "diag = 'none'"); }),
+              HasSubstr("anything but \"none\""));
+}
+
+TEST(ZooDiag, LeftPaddingMovesTheBlocksWithTheTokens) {
+  const Tensor x = random_tokens(1, 30, 24);
+  const Tensor padded = at::cat({at::full({1, 5, 24}, 40.0), x}, 1);
+  const Tensor mask = at::cat({at::zeros({1, 5}, at::kBool), at::ones({1, 30}, at::kBool)}, 1);
+  for (const std::string name : {"diag", "lln+diag", "softmax+diag"}) {
+    for (const bool causal : {false, true}) {
+      const auto attention = made(config_of(name, causal), "diag_block = 8");
+      attention->eval();
+      expect_near(run(*attention, padded, mask).narrow(1, 5, 30), run(*attention, x), 1e-5, name);
+    }
+  }
+}
+
+const LlnAttention& as_lln(const std::shared_ptr<Attention>& attention) {
+  return dynamic_cast<const LlnAttention&>(*attention);
+}
+
+TEST(ZooLln, RunningMomentsAreThoseOfTheStepsBefore) {
+  const AttentionConfig config = config_of("lln", true);
+  const auto attention = made(config);
+  ASSERT_EQ(as_lln(attention).matching(), "ema");
+  const Tensor mask = mask_of({37, 20}, 37);
+  const Tensor x = random_tokens(2, 37, 24);
+  EXPECT_TRUE(at::equal(as_lln(attention).fixed_scales().first, at::ones({3}))) << "no step yet";
+  const auto none = made(config, "matching = 'none'");
+  expect_near(run(*attention, x, mask), run(*none, x, mask), 1e-6, "first step");
+  // After one step: the moments of that step over both sequences, the constants of D = 8.
+  const auto& module = as_lln(attention);
+  const auto [alpha, beta] = module.fixed_scales();
+  const auto heads = [&](const char* name) {
+    return zoo_cases::slow_linear(module, name, x).view({2, 37, 3, 8}).permute({2, 0, 1, 3});
+  };
+  for (std::int64_t h = 0; h < 3; ++h) {
+    const auto variance = [&](const char* name) {
+      return heads(name)[h].index({mask}).var(/*unbiased=*/true).item<double>();
+    };
+    const double vq = variance("query"), vk = variance("key");
+    const double st = std::sqrt((vq * vk + .375) / (2 * .2165));
+    EXPECT_NEAR(alpha[h].item<double>(), st / std::sqrt(vq), 2e-3 * st / std::sqrt(vq));
+    EXPECT_NEAR(beta[h].item<double>(), st / std::sqrt(vk), 2e-3 * st / std::sqrt(vk));
+  }
+  attention->eval();
+  run(*attention, 3 * x, mask);
+  EXPECT_TRUE(at::equal(module.fixed_scales().first, alpha)) << "evaluation changes nothing";
+}
+
+TEST(ZooLln, FrozenScalesAreSetOnce) {
+  const auto attention = made(config_of("lln"), "matching = 'frozen'\nalpha = 1.5\nbeta = 3");
+  auto& module = dynamic_cast<LlnAttention&>(*attention);
+  EXPECT_TRUE(at::allclose(module.fixed_scales().second, at::full({3}, 3.0)));
+  const Tensor alpha = at::tensor({1.0, 1.5, 2.0}), beta = at::tensor({.5, .6, .7});
+  module.set_frozen_scales(alpha, beta);
+  EXPECT_TRUE(at::allclose(module.fixed_scales().first, alpha.to(at::kFloat)));
+  EXPECT_THAT(error_of([&] { module.set_frozen_scales(at::ones({2}), beta); }),
+              HasSubstr("shape [2], expected [3]"));
+}
+
+TEST(ZooLln, ObserversSeeTheScales) {
+  struct Last : Observer {
+    void observe(const Observation& observation) override { seen = observation; }
+    Observation seen;
+  } last;
+  const Tensor x = random_tokens(2, 37, 24);
+  for (const std::string matching : {"per_head", "entropy", "none", "ema", "learned", "frozen"}) {
+    const auto attention = made(config_of("lln+diag"), "matching = '" + matching + "'");
+    Context context{.observer = &last};
+    attention->forward(x, {}, context);
+    ASSERT_TRUE(last.seen.alpha.defined()) << matching;
+    EXPECT_EQ(last.seen.alpha.dim(), 2) << matching;
+    EXPECT_EQ(last.seen.beta.size(1), 3) << matching;
+    EXPECT_FALSE(last.seen.alpha.requires_grad()) << matching;
+  }
+}
+
+TEST(ZooLln, RefusesModesThatReadTheFuture) {
+  EXPECT_THAT(error_of([] { made(config_of("lln", true), "matching = 'per_head'"); }),
+              HasSubstr("per_head"));
+  EXPECT_THAT(error_of([] { made(config_of("lln"), "feature = 'elu'\nmatching = 'entropy'"); }),
+              HasSubstr("entropy"));
+  const auto attention = made(config_of("lln"));
+  EXPECT_THAT(error_of([&] { as_lln(attention).fixed_scales(); }), HasSubstr("whole sequence"));
+}
+
+}  // namespace
+}  // namespace lln_torch
