@@ -14,6 +14,6 @@ int main(int argc, char** argv) {
   program.footer(
       cli::help_footer("  lln zoo\n"
                        "  lln train --help\n"));
-  const std::vector<cli::Verb> verbs = {};
+  const std::vector<cli::Verb> verbs = {cli::add_embed(program)};
   return cli::run_program(program, verbs, argc, argv);
 }

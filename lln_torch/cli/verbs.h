@@ -4,4 +4,8 @@
 
 #include "verb.h"
 
-namespace lln::cli {}  // namespace lln::cli
+namespace lln::cli {
+
+Verb add_embed(CLI::App& program);
+
+}  // namespace lln::cli
