@@ -33,9 +33,9 @@ struct CompareArguments {
 };
 
 struct ComparedRun {
-  Json facts;                   // run.json
-  std::string label;            // its name, with the folder where two have one
-  Json loss = Json::array();    // [step, loss]
+  Json facts;                 // run.json
+  std::string label;          // its name, with the folder where two have one
+  Json loss = Json::array();  // [step, loss]
   Json evaluation = Json::array();
   Json concentration = Json::array();  // {step, layer, entropy, gap, temperature, alpha}
   double best = NAN, final_loss = NAN, tokens_per_second = NAN;
@@ -170,8 +170,9 @@ Json compare_report(const CompareArguments& arguments, const std::vector<Compare
   }
   const std::string task = first.at("task");
   return {{"title", fmt::format("{} run{} on {}", runs.size(), runs.size() == 1 ? "" : "s", task)},
-          {"lead", "Attentions trained on one task: loss, validation and concentration against "
-                   "the step."},
+          {"lead",
+           "Attentions trained on one task: loss, validation and concentration against "
+           "the step."},
           {"facts",
            Json::array(
                {Json::array({"task", task}), Json::array({"metric", first.at("metric")}),
@@ -241,8 +242,9 @@ Verb add_compare(CLI::App& program, const std::string& command_line) {
   command->add_option("RUN", arguments->runs, "Folders of runs of one task")->required();
   command->add_option("--report", arguments->report, "HTML file to write");
   add_json_option(*command, arguments->json);
-  command->footer(help_footer("  lln compare runs/lln runs/softmax\n"
-                              "  lln compare runs/* --report build/compare.html\n"));
+  command->footer(
+      help_footer("  lln compare runs/lln runs/softmax\n"
+                  "  lln compare runs/* --report build/compare.html\n"));
   return {command, [arguments] { return run_compare(*arguments); }};
 }
 

@@ -68,9 +68,8 @@ int run_dump(const DumpArguments& arguments) {
     if (layer.q.defined()) layers[layer.layer].push_back(&layer);
   }
   if (layers.empty()) {
-    throw Error(ErrorCode::unsupported,
-                fmt::format("{}: the attention {} has no queries and keys", arguments.run,
-                            loaded.made.attention));
+    throw Error(ErrorCode::unsupported, fmt::format("{}: the attention {} has no queries and keys",
+                                                    arguments.run, loaded.made.attention));
   }
   lln_torch::NamedTensors tensors;
   for (const auto& [number, list] : layers) tensors.merge(layer_tensors(list));

@@ -18,7 +18,8 @@ void add_run_arguments(CLI::App& command, RunArguments& arguments) {
   command.add_option("RUN", arguments.run, "Folder of a run")->required();
   command.add_option("--checkpoint", arguments.checkpoint, "best, last or the number of a step")
       ->capture_default_str();
-  command.add_option("--data", arguments.data, "Folder with the data; otherwise that of the training");
+  command.add_option("--data", arguments.data,
+                     "Folder with the data; otherwise that of the training");
   command.add_option("--device", arguments.device, "cpu or cuda")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
@@ -98,8 +99,9 @@ Verb add_eval(CLI::App& program) {
   command->add_option("--batch", arguments->batch, "Rows at once; 0: as in the training")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  command->footer(help_footer("  lln eval runs/first\n"
-                              "  lln eval runs/first --checkpoint last --json\n"));
+  command->footer(
+      help_footer("  lln eval runs/first\n"
+                  "  lln eval runs/first --checkpoint last --json\n"));
   return {command, [arguments] { return run_eval(*arguments, arguments->rows, arguments->batch); }};
 }
 

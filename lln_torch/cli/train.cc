@@ -105,10 +105,11 @@ void expect_same_config(const TrainArguments& arguments, const RunFolder& run, c
   const bool same = read_text_file(arguments.config) == read_text_file(run.config_toml()) &&
                     Json(arguments.sets) == known.value("set", Json::array());
   if (!same) {
-    throw UsageError(fmt::format("{} was begun with another config or other --set than now: see "
-                                 "config.toml and run.json there; lln train --resume --run {} "
-                                 "goes on with its own",
-                                 run.path(), run.path()));
+    throw UsageError(
+        fmt::format("{} was begun with another config or other --set than now: see "
+                    "config.toml and run.json there; lln train --resume --run {} "
+                    "goes on with its own",
+                    run.path(), run.path()));
   }
 }
 
@@ -151,9 +152,10 @@ OpenedRun open_run(TrainArguments& arguments) {
   const RunFolder& run = opened.folder;
   opened.begun = run.begun();
   if (!arguments.resume && !run.empty()) {
-    throw UsageError(fmt::format("{} is there already: --resume goes on with it, another --run "
-                                 "begins anew",
-                                 run.path()));
+    throw UsageError(
+        fmt::format("{} is there already: --resume goes on with it, another --run "
+                    "begins anew",
+                    run.path()));
   }
   if (opened.begun) {
     const Json known = run.read_run();
@@ -185,10 +187,10 @@ int report_not_finite(const std::string& text, const TrainArguments& arguments) 
 int finish_training(const TrainArguments& arguments, const RunFolder& run,
                     const lln_torch::RunModel& made, lln_torch::TrainEnd end) {
   const auto steps = lln_torch::checkpoint_steps(run.checkpoints());
-  const auto state = lln_torch::load_run_state(
-      lln_torch::checkpoint_path(run.checkpoints(), steps.back()));
+  const auto state =
+      lln_torch::load_run_state(lln_torch::checkpoint_path(run.checkpoints(), steps.back()));
   const bool stopped = end == lln_torch::TrainEnd::signal;
-  const char* const how = stopped                              ? "stopped"
+  const char* const how = stopped                             ? "stopped"
                           : end == lln_torch::TrainEnd::early ? "ended early"
                                                               : "finished";
   const std::string metric = made.source->task().metrics.front();
@@ -218,8 +220,7 @@ int run_train(TrainArguments arguments) {
   const torch::Device device =
       lln_torch::find_device(arguments.device.empty() ? "cpu" : arguments.device);
   lln_torch::prepare_torch(arguments.threads, device);
-  const lln_torch::RunModel made =
-      lln_torch::make_run_model(opened.config, arguments.data, device);
+  const lln_torch::RunModel made = lln_torch::make_run_model(opened.config, arguments.data, device);
   if (made.settings.step.cuda_graph && device.is_cuda()) {
     if (const std::string why = lln_torch::step_graph_obstacle(); !why.empty()) {
       throw Error(ErrorCode::unsupported, "train.cuda_graph = true: " + why);
@@ -265,10 +266,12 @@ Verb add_train(CLI::App& program, const std::string& command_line) {
   CLI::App* command = program.add_subcommand(
       "train", "Train a model by a config file; resumes where it was stopped");
   command->add_option("CONFIG", arguments->config, "TOML file; docs/training.md lists its keys");
-  command->add_option("--set", arguments->sets, "key=value in place of the file's, as train.steps=300")
+  command
+      ->add_option("--set", arguments->sets, "key=value in place of the file's, as train.steps=300")
       ->take_all();
   command->add_option("--data", arguments->data, "Folder with the data of the task");
-  command->add_option("--run", arguments->run, "Folder of the run; otherwise runs/ and the name of CONFIG");
+  command->add_option("--run", arguments->run,
+                      "Folder of the run; otherwise runs/ and the name of CONFIG");
   command->add_flag("--resume", arguments->resume, "Go on with the run; begin where there is none");
   command->add_option("--device", arguments->device, "cpu or cuda")
       ->check(CLI::IsMember({"cpu", "cuda"}));
