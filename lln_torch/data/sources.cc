@@ -4,6 +4,10 @@
 
 #include "lln_torch/config/settings.h"
 #include "lln_torch/data/batch.h"
+#include "lln_torch/data/image_sources.h"
+#include "lln_torch/data/listops.h"
+#include "lln_torch/data/mqar.h"
+#include "lln_torch/data/pathfinder.h"
 #include "lln_torch/data/text_sources.h"
 
 namespace lln_torch {
@@ -16,12 +20,23 @@ struct SourceEntry {
 
 const std::vector<SourceEntry>& entries() {
   static const std::vector<SourceEntry> list = {
-      {"mlm", make_mlm_source},   {"lm", make_lm_source},
-      {"sst2", make_glue_source}, {"cola", make_glue_source},
-      {"rte", make_glue_source},  {"mrpc", make_glue_source},
-      {"stsb", make_glue_source}, {"mnli", make_glue_source},
-      {"qnli", make_glue_source}, {"qqp", make_glue_source},
-      {"imdb", make_imdb_source}, {"wiki-pairs", make_wiki_pairs_source},
+      {"mlm", make_mlm_source},
+      {"lm", make_lm_source},
+      {"sst2", make_glue_source},
+      {"cola", make_glue_source},
+      {"rte", make_glue_source},
+      {"mrpc", make_glue_source},
+      {"stsb", make_glue_source},
+      {"mnli", make_glue_source},
+      {"qnli", make_glue_source},
+      {"qqp", make_glue_source},
+      {"imdb", make_imdb_source},
+      {"wiki-pairs", make_wiki_pairs_source},
+      {"cifar10-grey", make_cifar_source},
+      {"images", make_images_source},
+      {"listops", make_listops_source},
+      {"mqar", make_mqar_source},
+      {"pathfinder32", make_pathfinder_source},
   };
   return list;
 }

@@ -1,0 +1,58 @@
+// Tasks whose examples are made, never stored: an example is a function of the seed, the split and
+// its index. Splits draw from streams of their own, so that no training example is taken from the
+// numbers that made a validation example.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "lln_torch/config/settings.h"
+#include "lln_torch/data/batch.h"
+#include "lln_torch/data/random.h"
+
+namespace lln_torch {
+
+enum class Split : std::uint8_t { train, validation, test };
+
+// How many examples there are, and which of them are shown. The keys `seed`, `train_rows`,
+// `validation_rows`, `test_rows` and `validation_split` of the table [data].
+struct GeneratedSplits {
+  std::uint64_t seed = 0;
+  std::int64_t train_rows = 0;
+  std::int64_t held_out_rows = 0;      // of the split below
+  Split held_out = Split::validation;  // or test: which one validation_batch() shows
+
+  static GeneratedSplits from_settings(const Settings& data, std::int64_t train_rows,
+                                       std::int64_t validation_rows, std::int64_t test_rows);
+};
+
+// The numbers of one example of a task that has a stream of its own.
+inline Random example_random(const GeneratedSplits& splits, std::uint64_t task_stream, Split split,
+                             std::int64_t index) {
+  return {splits.seed, task_stream + static_cast<std::uint64_t>(split),
+          static_cast<std::uint64_t>(index)};
+}
+
+// Puts the examples at these indices into one batch.
+using MakeExamples = std::function<Batch(Split, const std::vector<std::int64_t>& indices)>;
+
+std::unique_ptr<Source> make_generated_source(Task task, const GeneratedSplits& splits,
+                                              MakeExamples make);
+
+// Rows of different lengths in one block, padded on the right; the mask is left out where nothing
+// is padded. `tokens` 0: as wide as the longest row.
+TextRows padded_rows(const std::vector<std::vector<std::int32_t>>& rows, std::int64_t tokens,
+                     std::int32_t pad_id);
+
+// The classes of a validation set: its most frequent one, and the shares of all as text.
+struct ClassBalance {
+  double majority = 0;
+  std::string text;  // "class 0 17.2% of 2000 rows (0: 17.2%, 1: ...)"
+};
+ClassBalance class_balance(const std::vector<std::int32_t>& labels, std::int64_t classes,
+                           const std::vector<std::string>& names = {});
+
+}  // namespace lln_torch

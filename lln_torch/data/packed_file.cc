@@ -1,0 +1,134 @@
+// libarchive does the reading: it knows the formats and checks what a header claims.
+// SPDX-License-Identifier: Apache-2.0
+#include "lln_torch/data/packed_file.h"
+
+#include <archive.h>
+#include <archive_entry.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <span>
+
+#include "lln/error.h"
+
+namespace lln_torch {
+namespace {
+
+constexpr std::size_t kReadBlock = std::size_t{1} << 18;
+constexpr std::uint64_t kLargestMember = std::uint64_t{1} << 30;
+
+struct CloseArchive {
+  void operator()(archive* reader) const { archive_read_free(reader); }
+};
+using ArchiveReader = std::unique_ptr<archive, CloseArchive>;
+
+[[noreturn]] void throw_unreadable(const std::string& path, const std::string& what) {
+  throw lln::Error(lln::ErrorCode::io, path + ": " + what);
+}
+
+std::string archive_reason(archive* reader) {
+  const char* text = archive_error_string(reader);
+  return text == nullptr ? "it cannot be read" : text;
+}
+
+enum class PackedFormat { raw, tar };
+
+ArchiveReader open_packed(const std::string& path, PackedFormat format) {
+  ArchiveReader reader(archive_read_new());
+  if (reader == nullptr) throw std::bad_alloc();
+  archive_read_support_filter_all(reader.get());
+  if (format == PackedFormat::raw) {
+    archive_read_support_format_raw(reader.get());
+    archive_read_support_format_empty(reader.get());
+  } else {
+    archive_read_support_format_tar(reader.get());
+  }
+  if (archive_read_open_filename(reader.get(), path.c_str(), kReadBlock) != ARCHIVE_OK) {
+    throw_unreadable(path, archive_reason(reader.get()));
+  }
+  return reader;
+}
+
+// The content of the entry that the reader stands at.
+std::vector<std::uint8_t> read_entry(archive* reader, const std::string& path, std::uint64_t most) {
+  std::vector<std::uint8_t> content;
+  std::vector<std::uint8_t> block(kReadBlock);
+  while (true) {
+    const la_ssize_t got = archive_read_data(reader, block.data(), block.size());
+    if (got == 0) return content;
+    if (got < 0) {
+      throw_unreadable(path,
+                       fmt::format("after {} bytes: {}", content.size(), archive_reason(reader)));
+    }
+    if (content.size() + static_cast<std::uint64_t>(got) > most) {
+      throw_unreadable(path, fmt::format("expected at most {} bytes, found more", most));
+    }
+    content.insert(content.end(), block.begin(), block.begin() + got);
+  }
+}
+
+}  // namespace
+
+std::string find_packed_file(const std::string& folder, const std::string& name) {
+  for (const char* ending : {"", ".xz", ".gz", ".bz2", ".zst"}) {
+    const std::filesystem::path path = std::filesystem::path(folder) / (name + ending);
+    std::error_code ignored;
+    if (std::filesystem::is_regular_file(path, ignored)) return path.string();
+  }
+  return "";
+}
+
+std::vector<std::uint8_t> read_packed_file(const std::string& path, std::uint64_t most) {
+  const lln::io::InputFile file(path);  // says better than libarchive why a file cannot be opened
+  const ArchiveReader reader = open_packed(path, PackedFormat::raw);
+  archive_entry* entry = nullptr;
+  const int status = archive_read_next_header(reader.get(), &entry);
+  if (status == ARCHIVE_EOF) return {};
+  if (status != ARCHIVE_OK) throw_unreadable(path, archive_reason(reader.get()));
+  return read_entry(reader.get(), path, most);
+}
+
+TarFile::TarFile(const std::string& path,
+                 const std::function<bool(const std::string& name)>& wanted)
+    : file_(path) {
+  const ArchiveReader reader = open_packed(path, PackedFormat::tar);
+  archive_entry* entry = nullptr;
+  while (true) {
+    const int status = archive_read_next_header(reader.get(), &entry);
+    if (status == ARCHIVE_EOF) break;
+    if (status != ARCHIVE_OK && status != ARCHIVE_WARN) {
+      throw_unreadable(
+          path, fmt::format("after {} files: {}", members_.size(), archive_reason(reader.get())));
+    }
+    // The last filter is the file itself; one that comes before it decompresses.
+    plain_ = archive_filter_count(reader.get()) == 1;
+    const char* name = archive_entry_pathname(entry);
+    if (name == nullptr || archive_entry_filetype(entry) != AE_IFREG || !wanted(name)) continue;
+    const auto bytes = static_cast<std::uint64_t>(archive_entry_size(entry));
+    if (bytes > kLargestMember) {
+      throw_unreadable(path, fmt::format("{} claims {} bytes", name, bytes));
+    }
+    Member member{name, 0, bytes, {}};
+    if (plain_) {
+      member.offset = static_cast<std::uint64_t>(archive_filter_bytes(reader.get(), 0));
+      if (member.offset + bytes > file_.bytes()) {
+        throw_unreadable(path, fmt::format("{} ends at byte {}, the file at {}", name,
+                                           member.offset + bytes, file_.bytes()));
+      }
+    } else {
+      member.content = read_entry(reader.get(), path + " " + name, kLargestMember);
+    }
+    members_.push_back(std::move(member));
+  }
+}
+
+std::vector<std::uint8_t> TarFile::read(std::size_t i) const {
+  const Member& member = members_[i];
+  if (!plain_) return member.content;
+  std::vector<std::uint8_t> content(member.bytes);
+  file_.read_at(member.offset, std::as_writable_bytes(std::span(content)), member.name);
+  return content;
+}
+
+}  // namespace lln_torch
