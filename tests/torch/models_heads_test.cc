@@ -321,7 +321,7 @@ TEST(Embedding, IsACosine) {
   const auto by_label = small_model(labelled, "", "name = 'softmax'");
   batch.labels = at::tensor({0, 1, 1}, at::kLong);
   const ModelOutput judged = run_model(*by_label, batch);
-  const Tensor sure = (10 * judged.scores).sigmoid();
+  const Tensor sure = (10 * judged.scores.to(at::kDouble)).sigmoid();
   const Tensor expected = at::where(batch.labels == 1, sure, 1 - sure).log().neg().mean();
   expect_near(judged.loss, expected, 1e-5);
 }
