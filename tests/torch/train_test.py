@@ -8,6 +8,7 @@ SPDX-License-Identifier: Apache-2.0
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -125,6 +126,52 @@ class Train(Training):
                     expect=None)
         if error.returncode != 0:
             self.assertIn("CUDA", error.stderr)
+
+
+class Documentation(unittest.TestCase):
+    ASKED = re.compile(r"\.(?:integer|number|flag|choice|texts?|required_text|table)\(\s*\"(\w+)\"")
+
+    def test_every_key_of_a_config_is_described(self):
+        text = (small_training.ROOT / "docs/training.md").read_text(encoding="utf-8")
+        described = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", text))))
+        described |= set(re.findall(r"^### \[(\w+)\]", text, re.MULTILINE))
+        for folder in ("train", "models", "data", "zoo"):
+            for path in sorted((small_training.ROOT / "lln_torch" / folder).glob("*.cc")):
+                for key in self.ASKED.findall(path.read_text(encoding="utf-8")):
+                    self.assertIn(key, described, f"{path.name}: docs/training.md has no {key}")
+
+    def test_keys_of_the_configs_are_described(self):
+        text = (small_training.ROOT / "docs/training.md").read_text(encoding="utf-8")
+        for path in sorted((small_training.ROOT / "examples/configs").glob("*.toml")):
+            keys = re.findall(r"^(\w+) = ", path.read_text(encoding="utf-8"), re.MULTILINE)
+            self.assertIn("task", keys)
+            for key in keys:
+                self.assertIn(f"`{key}`", text, path.name)
+
+
+class Configs(Scratch):
+    def test_generated_tasks(self):
+        for name in ("listops", "mqar", "pathfinder32"):
+            settings = ("train.steps=1", "train.batch=1", "train.warmup=0", "train.evaluate_rows=1",
+                        "data.train_rows=4", "data.validation_rows=2", "train.instruments_every=0",
+                        f"name={name}")
+            lln("train", small_training.ROOT / f"examples/configs/{name}.toml", "--run",
+                self.path(name), *(word for s in settings for word in ("--set", s)))
+
+    def test_the_first_page_of_the_documentation(self):
+        text = "\n\n".join(path.read_text(encoding="utf-8")
+                           for path in sorted((small_training.ROOT / "docs").glob("*.md")))
+        pathlib.Path(self.path("TEXT")).write_text(text, encoding="utf-8")
+        tokens, runs = self.path("tokens"), [self.path("lln"), self.path("softmax")]
+        lln("tokenize", self.path("TEXT"), "-o", tokens, "--vocab", "2000")
+        for run, name in zip(runs, ("lln+diag", "softmax")):
+            lln("train", small_training.ROOT / "examples/configs/mlm-tiny.toml", "--data", tokens,
+                "--run", run, "--set", f"attention.name={name}", "--set", "train.steps=4", "--set",
+                "train.warmup=1", "--set", "data.validation_rows=4")
+        found = json.loads(lln("eval", runs[0], "--json").stdout)
+        self.assertEqual(found["metric"], "loss")
+        self.assertLess(found["chance"], found["metrics"]["loss"] + 5)
+        self.assertIn("softmax", lln("compare", *runs).stdout)
 
 
 class Compare(Training):
