@@ -5,7 +5,6 @@
 
 const RUN_COLORS = ["--lln", "--diag", "--softmax", "--elu", "--relu", "--quadratic",
   "--performer", "--softplus", "--power", "--linear"];
-const RUN_DASHES = [null, "7 3", "2 3", "9 3 2 3"];
 
 // {key, label, style} of every run: the colour that its attention has elsewhere where that is free,
 // otherwise the next one that is.
@@ -18,8 +17,10 @@ function runSeries(data) {
     const color = usual && !used.has(usual) ? usual
       : free[0] || RUN_COLORS[i % RUN_COLORS.length];
     used.add(color);
-    const dash = RUN_DASHES[Math.floor(i / RUN_COLORS.length) % RUN_DASHES.length];
-    return { key: String(i), label: run.label, style: { color, dash, width: 1.75 } };
+    // Dashes and symbols besides: no two runs differ by colour alone.
+    const dash = DASHES[i % DASHES.length];
+    return { key: String(i), label: run.label, style: { color, dash, width: 1.75 },
+      symbol: SYMBOLS[i % SYMBOLS.length] };
   });
 }
 
@@ -56,7 +57,9 @@ function trainingFigure(data) {
   const { metric, runs } = data.training;
   const loss = stepLayers(data, (run) => run.loss, "loss");
   const validation = stepLayers(data, (run) => run.evaluation, metric);
-  for (const layer of validation) layer.style = { ...layer.style, symbol: "circle", size: 26 };
+  runSeries(data).forEach(({ symbol }, i) => {
+    validation[i].style = { ...validation[i].style, symbol, size: 26 };
+  });
   const chance = chanceLayer(data, validation);
   if (!runs.some((run) => run.loss.length)) return null;
   const panels = [{ x: { label: "step" }, y: { label: "Training loss" }, layers: loss }];
@@ -127,7 +130,7 @@ function concentrationAgainstLoss(data, layer) {
     const layers = runSeries(data).map((series, i) => {
       const run = data.training.runs[i];
       return { type: "line", key: series.key,
-        style: { ...series.style, symbol: "circle", size: 26 },
+        style: { ...series.style, symbol: series.symbol, size: 26 },
         points: concentrationPoints(run, layer, name).filter(([step]) => step > 0)
           .map(([step, y]) => ({ x: lossAt(run, step), y, text:
             `${series.label}\nstep ${step}\nloss ${number(lossAt(run, step), 4)}\n` +

@@ -6,7 +6,6 @@
 #include <sentencepiece_processor.h>
 #include <sentencepiece_trainer.h>
 
-#include <limits>
 #include <unordered_map>
 
 #include "io/input_file.h"
@@ -126,7 +125,7 @@ std::string train_sentencepiece(const LineSource& lines, const SentencePieceOpti
       {"bos_piece", "[CLS]"},
       {"eos_piece", "[SEP]"},
       {"control_symbols", "[MASK]"},
-      {"max_sentence_length", std::to_string(std::numeric_limits<std::int32_t>::max())},
+      {"max_sentence_length", std::to_string(1 << 30)},
       {"num_threads", "4"},
       {"minloglevel", "3"}};
   TrainingLines sentences(lines);
