@@ -40,7 +40,7 @@ class Generate(Scratch):
         if not pathlib.Path(text).exists():
             pathlib.Path(text).write_text((SENTENCE * 20 + "\n") * 20, encoding="utf-8")
             lln("tokenize", text, "--output", self.path("tokens"), "--tokenizer", "bytes",
-                "--held-out", "0.2")
+                "--hold-out", "0.2")
         config = self.path("lm.toml")
         pathlib.Path(config).write_text(CONFIG + attention, encoding="utf-8")
         run = self.path(name)
@@ -86,7 +86,8 @@ class Generate(Scratch):
         config = self.path("mqar.toml")
         pathlib.Path(config).write_text(small_training.CONFIG, encoding="utf-8")
         run = self.path("mqar")
-        lln("train", config, "--run", run, "--threads", "1", "--set", "train.steps=1")
+        lln("train", config, "--run", run, "--threads", "1", "--set", "train.steps=1",
+            "--set", "train.warmup=0")
         error = json.loads(lln("generate", run, "--json", expect=3).stdout)["error"]
         self.assertIn("the task mqar has no text to continue", error["text"])
 

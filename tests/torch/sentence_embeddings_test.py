@@ -52,7 +52,11 @@ def write_folder(folder: Path) -> None:
     for name, shape in shapes().items():
         count = shape[0] * (shape[1] if len(shape) > 1 else 1)
         begin = len(data)
-        data += struct.pack(f"<{count}f", *(draw.gauss(0, 0.5) for _ in range(count)))
+        if "LayerNorm" in name:
+            values = [1.0 if name.endswith("weight") else 0.0] * count
+        else:
+            values = [draw.gauss(0, 0.5) for _ in range(count)]
+        data += struct.pack(f"<{count}f", *values)
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, len(data)]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
