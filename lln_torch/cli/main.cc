@@ -19,6 +19,6 @@ int main(int argc, char** argv) {
       cli::add_tokenize(program), cli::add_train(program, command_line),
       cli::add_eval(program),     cli::add_compare(program, command_line),
       cli::add_dump(program),     cli::add_embed(program),
-      cli::add_generate(program)};
+      cli::add_generate(program), cli::add_zoo(program)};
   return cli::run_program(program, verbs, argc, argv);
 }
