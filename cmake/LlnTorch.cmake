@@ -49,5 +49,7 @@ function(lln_import_torch folder)
   target_link_libraries(lln_libtorch INTERFACE
     -Wl,--push-state,--no-as-needed "${folder}/lib/libtorch.so" -Wl,--pop-state
     "${folder}/lib/libtorch_cpu.so" "${folder}/lib/libc10.so")
+  # torch brings headers of a newer fmt than the system has a library of.
+  target_compile_definitions(lln_libtorch INTERFACE FMT_HEADER_ONLY)
   target_compile_features(lln_libtorch INTERFACE cxx_std_20)
 endfunction()

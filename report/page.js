@@ -49,9 +49,23 @@ function summaryTable() {
     return element("tr", {}, [element("td", {}, [swatch, group.label]),
       ...cells.map((c) => element("td", {}, c)), element("td", {}, verdictText(group.entries))]);
   });
+  return wideTable(head, rows);
+}
+
+function wideTable(head, rows) {
   return element("div", { class: "wide" }, element("table", {}, [
     element("thead", {}, element("tr", {}, head.map((h) => element("th", { scope: "col" }, h)))),
     element("tbody", {}, rows)]));
+}
+
+// rows: {color, cells}, the first cell with a swatch of the colour.
+function tableElement(head, rows) {
+  return wideTable(head, rows.map(({ color, cells }) => {
+    const swatch = element("span", { class: "swatch" });
+    swatch.style.background = `var(${color})`;
+    return element("tr", {}, cells.map((text, i) =>
+      element("td", {}, i === 0 ? [swatch, text] : text)));
+  }));
 }
 
 function summarySection() {
@@ -112,6 +126,23 @@ function fillHeading() {
   document.getElementById("made").textContent = `Made by lln ${data.version}: ${data.command}`;
 }
 
+// Runs that were trained, of lln compare.
+function fillTraining() {
+  const layers = trainingLayers(data).map((value) => ({ value,
+    text: value === "all" ? "all" : `layer ${value}` }));
+  const table = trainingTable(data);
+  const sections = [
+    element("section", { id: "summary" }, [
+      element("div", { class: "head" }, element("h2", {}, "In numbers")),
+      element("p", {}, table.caption), tableElement(table.head, table.rows),
+      element("pre", { class: "command" }, data.command)]),
+    figureSection(() => trainingFigure(data)),
+    figureSection((layer) => concentrationFigure(data, layer), layers, "Layer"),
+    figureSection((layer) => concentrationAgainstLoss(data, layer), layers, "Layer"),
+  ];
+  document.getElementById("main").append(...sections.filter(Boolean));
+}
+
 function fillFigures() {
   const heads = [...new Set(data.results.map(headName))]
     .map((name) => ({ value: name, text: name }));
@@ -160,7 +191,7 @@ function applyAddress() {
 }
 
 fillHeading();
-fillFigures();
+if (data.training) fillTraining(); else fillFigures();
 applyAddress();
 applyTheme();
 drawAll();

@@ -20,7 +20,7 @@ struct TensorBatch {
   Tensor mask;      // bool [rows, tokens], or undefined: all tokens count
   Tensor segments;  // int64 [rows, tokens]
   Tensor second_ids, second_mask;
-  Tensor pixels;  // [rows, channels, height, width]
+  Tensor pixels;  // [rows, channels * height * width]: the model knows its images
   Tensor labels;  // int64 [rows] or [rows, tokens]
   Tensor scores;  // float [rows]
 };
@@ -30,6 +30,9 @@ TensorBatch to_tensors(const Batch& batch, const torch::Device& device);
 struct ModelOutput {
   Tensor loss;    // a scalar, mean over what is predicted
   Tensor scores;  // [rows, classes], [rows], or of masked and next tokens [predicted, vocabulary]
+  // Of masked and next tokens: what `scores` are held against, [predicted], kIgnoredLabel in places
+  // that are left over; other models repeat the labels or scores of the batch.
+  Tensor labels;
 };
 
 class Model : public torch::nn::Module {
@@ -43,8 +46,12 @@ std::shared_ptr<Model> make_model(const Settings& model, const Settings& attenti
                                   const Task& task);
 
 // Parameters and buffers by name. Loading is strict: missing, unexpected and misshapen tensors are
-// all named in one lln::Error.
+// all named in one lln::Error, and the model is as it was. Tensors of 16 and 32 bits are read into
+// whatever type the model has.
 void save_weights(const torch::nn::Module& model, const std::string& path);
 void load_weights(torch::nn::Module& model, const std::string& path);
+// Only the body (names that begin with "body."), as strictly: a pretrained encoder under the head
+// of another task.
+void load_body(torch::nn::Module& model, const std::string& path);
 
 }  // namespace lln_torch

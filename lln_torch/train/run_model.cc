@@ -1,0 +1,77 @@
+// From a config to data and model.
+// SPDX-License-Identifier: Apache-2.0
+#include "lln_torch/train/run_model.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <charconv>
+#include <filesystem>
+
+#include "lln/error.h"
+#include "lln_torch/train/checkpoint.h"
+
+namespace lln_torch {
+namespace {
+
+// A file of weights, or the run whose best they are.
+std::string weights_file(const std::string& path) {
+  if (!std::filesystem::is_directory(path)) return path;
+  const RunFolder run(path);
+  return checkpoint_path(run.checkpoints(), find_checkpoint(run, "best")) + "/weights.safetensors";
+}
+
+}  // namespace
+
+torch::Device find_device(const std::string& name) {
+  if (name == "cuda" && !at::hasCUDA()) {
+    throw lln::Error(lln::ErrorCode::device, "--device cuda: torch sees no CUDA device here");
+  }
+  return name == "cuda" ? torch::Device(torch::kCUDA, 0) : torch::Device(torch::kCPU);
+}
+
+RunModel make_run_model(const Settings& config, const std::string& data_folder,
+                        const torch::Device& device) {
+  RunModel made;
+  const Settings attention = config.table("attention"), train = config.table("train");
+  made.source = make_source(config.table("data"), data_folder);
+  made.settings = read_train_settings(train, *made.source);
+  at::manual_seed(made.settings.seed);
+  made.model = make_model(config.table("model"), attention, made.source->task());
+  made.attention = attention.text("name", "lln+diag");
+  std::string name = made.attention;
+  if (attention.has("matching")) name += ", " + attention.text("matching", "");
+  made.name = config.text("name", name);
+  const std::string start_from = train.text("start_from", "");
+  config.finish();
+  if (!start_from.empty()) load_body(*made.model, weights_file(start_from));
+  made.model->to(device);
+  for (const Tensor& parameter : made.model->parameters()) made.parameters += parameter.numel();
+  return made;
+}
+
+std::int64_t find_checkpoint(const RunFolder& run, const std::string& which) {
+  const std::vector<std::int64_t> steps = checkpoint_steps(run.checkpoints());
+  if (steps.empty()) {
+    throw lln::Error(lln::ErrorCode::io, run.path() + ": the run has no checkpoint yet");
+  }
+  std::int64_t step = steps.back();
+  if (which == "best") {
+    const std::int64_t best =
+        load_run_state(checkpoint_path(run.checkpoints(), steps.back())).best_step;
+    if (best >= 0) step = best;
+  } else if (which != "last") {
+    const char* const end = which.data() + which.size();
+    const auto [stop, fault] = std::from_chars(which.data(), end, step);
+    if (fault != std::errc() || stop != end) step = -1;
+  }
+  for (const std::int64_t known : steps) {
+    if (known == step) return step;
+  }
+  throw lln::Error(lln::ErrorCode::invalid_argument,
+                   fmt::format("{}: no checkpoint '{}': there are those of steps {}", run.path(),
+                               which, fmt::join(steps, ", ")));
+}
+
+}  // namespace lln_torch

@@ -1,0 +1,140 @@
+// The update, and the few scalars that tell of it.
+// SPDX-License-Identifier: Apache-2.0
+#include "lln_torch/train/train_step.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <array>
+
+#include "lln_torch/train/autocast.h"
+
+namespace lln_torch {
+namespace {
+
+using BatchMember = Tensor TensorBatch::*;
+constexpr std::array<BatchMember, 8> kBatchMembers = {
+    &TensorBatch::ids,        &TensorBatch::mask,        &TensorBatch::segments,
+    &TensorBatch::second_ids, &TensorBatch::second_mask, &TensorBatch::pixels,
+    &TensorBatch::labels,     &TensorBatch::scores};
+
+bool same_form(const TensorBatch& a, const TensorBatch& b) {
+  return std::all_of(kBatchMembers.begin(), kBatchMembers.end(), [&](BatchMember member) {
+    const Tensor& x = a.*member;
+    const Tensor& y = b.*member;
+    return x.defined() == y.defined() && (!x.defined() || x.sizes() == y.sizes());
+  });
+}
+
+}  // namespace
+
+double predictions_in(const Batch& batch) {
+  if (batch.labels.empty()) return static_cast<double>(batch.rows);
+  return static_cast<double>(batch.labels.size()) -
+         static_cast<double>(std::count(batch.labels.begin(), batch.labels.end(), kIgnoredLabel));
+}
+
+TrainStep::TrainStep(Model& model, AdamW& optimizer, const StepOptions& options,
+                     const torch::Device& device)
+    : model_(model), optimizer_(optimizer), options_(options), device_(device) {
+  if (options.cuda_graph) graph_ = std::make_unique<StepGraph>();
+  const auto scalar = at::TensorOptions().dtype(at::kFloat).device(device);
+  for (Tensor* made : {&rate_, &loss_, &norm_, &skip_, &bad_loss_, &bad_norm_}) {
+    *made = at::zeros({}, scalar);
+  }
+  loss_sum_ = at::zeros({}, scalar.dtype(at::kDouble));
+  step_ = at::zeros({}, scalar.dtype(at::kLong));
+  bad_step_ = at::full({}, -1, scalar.dtype(at::kLong));
+}
+
+TrainStep::Inputs TrainStep::make_inputs(const std::vector<Batch>& parts) const {
+  double total = 0;
+  for (const Batch& part : parts) total += predictions_in(part);
+  Inputs inputs;
+  for (const Batch& part : parts) {
+    inputs.parts.push_back(to_tensors(part, device_));
+    const double share = total > 0 ? predictions_in(part) / total : 0;
+    inputs.shares.push_back(
+        at::full({}, share, at::TensorOptions().dtype(at::kFloat).device(device_)));
+  }
+  return inputs;
+}
+
+void TrainStep::run(const std::vector<Batch>& parts, std::int64_t step, double learning_rate) {
+  // What attentions draw at random they draw on the host, which no graph repeats.
+  for (const auto& module : model_.modules(/*include_self=*/false)) {
+    if (auto* const attention = dynamic_cast<Attention*>(module.get())) attention->begin_step(step);
+  }
+  rate_.fill_(learning_rate);
+  step_.fill_(step);
+  Inputs inputs = make_inputs(parts);
+  if (graph_ == nullptr) {
+    update(inputs, step);
+    return;
+  }
+  if (!captured_) captured_ = inputs;
+  bool same = inputs.parts.size() == captured_->parts.size();
+  for (std::size_t i = 0; same && i < inputs.parts.size(); ++i) {
+    same = same_form(inputs.parts[i], captured_->parts[i]);
+  }
+  if (!same) {  // the last batch of an epoch, or a shorter text
+    update(inputs, step);
+    return;
+  }
+  for (std::size_t i = 0; i < inputs.parts.size(); ++i) {
+    for (const BatchMember member : kBatchMembers) {
+      Tensor& fixed = captured_->parts[i].*member;
+      if (fixed.defined()) fixed.copy_(inputs.parts[i].*member);
+    }
+    captured_->shares[i].copy_(inputs.shares[i]);
+  }
+  graph_->run([&] { update(*captured_, step); });
+}
+
+void TrainStep::update(const Inputs& inputs, std::int64_t step) {
+  optimizer_.zero_gradients();
+  loss_.zero_();
+  for (std::size_t i = 0; i < inputs.parts.size(); ++i) {
+    Context context;
+    context.step = step;
+    Tensor loss;
+    {
+      const AutocastScope scope(device_.type(), options_.bf16);
+      loss = model_.run(inputs.parts[i], context).loss.to(at::kFloat);
+    }
+    if (inputs.parts.size() > 1) loss = loss * inputs.shares[i];
+    loss.backward();
+    loss_.add_(loss.detach());
+  }
+  norm_.copy_(optimizer_.clip(options_.clip));
+  note_faults();
+  optimizer_.update(rate_, skip_);
+}
+
+void TrainStep::note_faults() {
+  const at::NoGradGuard no_gradients;
+  const Tensor bad = at::isfinite(loss_).logical_and_(at::isfinite(norm_)).logical_not_();
+  const Tensor first = bad.logical_and(skip_ == 0);
+  bad_step_.copy_(at::where(first, step_, bad_step_));
+  bad_loss_.copy_(at::where(first, loss_, bad_loss_));
+  bad_norm_.copy_(at::where(first, norm_, bad_norm_));
+  skip_.copy_(at::maximum(skip_, bad.to(at::kFloat)));
+  loss_sum_.add_(loss_.to(at::kDouble));
+}
+
+StepSums TrainStep::take() {
+  StepSums sums;
+  const Tensor read = at::stack({loss_sum_, norm_.to(at::kDouble), bad_step_.to(at::kDouble),
+                                 bad_loss_.to(at::kDouble), bad_norm_.to(at::kDouble)})
+                          .to(at::kCPU);
+  const double* const values = read.const_data_ptr<double>();
+  sums.loss = values[0];
+  sums.gradient_norm = values[1];
+  if (values[2] >= 0) sums.bad_step = static_cast<std::int64_t>(values[2]);
+  sums.bad_loss = values[3];
+  sums.bad_gradient_norm = values[4];
+  loss_sum_.zero_();
+  return sums;
+}
+
+}  // namespace lln_torch

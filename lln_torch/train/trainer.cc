@@ -1,0 +1,311 @@
+// The loop. Everything that decides what happens next is in RunState, in the tensors of model and
+// optimiser, and in torch's generators: a checkpoint holds these, and nothing else is carried from
+// step to step.
+// SPDX-License-Identifier: Apache-2.0
+#include "lln_torch/train/trainer.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "lln/error.h"
+#include "lln_torch/models/weights.h"
+#include "lln_torch/train/evaluation.h"
+#include "lln_torch/train/instruments.h"
+#include "lln_torch/train/json_lines.h"
+#include "lln_torch/train/not_finite.h"
+#include "lln_torch/train/prefetch.h"
+
+namespace lln_torch {
+namespace {
+
+using MetricsRow = nlohmann::ordered_json;
+using TrainClock = std::chrono::steady_clock;
+
+constexpr int kBatchesAhead = 4;
+
+double seconds_since(TrainClock::time_point start) {
+  return std::chrono::duration<double>(TrainClock::now() - start).count();
+}
+
+std::int64_t peak_memory(const torch::Device& device) {
+  if (device.is_cuda()) {
+    const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
+    return stats.allocated_bytes[0].peak;  // 0: of all pools together
+  }
+  struct rusage usage {};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return std::int64_t{1024} * usage.ru_maxrss;
+}
+
+double tokens_in(const TextRows& text) {
+  if (text.mask.empty()) return static_cast<double>(text.ids.size());
+  return static_cast<double>(std::count(text.mask.begin(), text.mask.end(), 1));
+}
+
+// Rows and tokens per second of training, without what lies between the steps.
+struct Speed {
+  double rows = 0, tokens = 0, seconds = 0;
+};
+
+class Loop {
+ public:
+  Loop(const TrainJob& job, const TrainEvents& events);
+  TrainEnd run();
+
+ private:
+  void resume();
+  void step(Prefetch& batches);
+  void take_sums();
+  void after_step();
+  void log();
+  bool evaluate_now();  // false where a signal came
+  void measure();
+  void save();
+  bool due(std::int64_t every) const { return every > 0 && state_.step % every == 0; }
+  bool last() const { return state_.step == settings_.schedule.steps; }
+  bool stopped() const { return job_.signals != nullptr && job_.signals->arrived() != 0; }
+  bool exhausted() const { return settings_.patience > 0 && state_.stale >= settings_.patience; }
+  std::pair<std::int64_t, bool> saving() const {
+    return {state_.step, state_.evaluated_step == state_.step};
+  }
+  NamedTensors optimizer_tensors() const;
+
+  const TrainJob& job_;
+  const TrainSettings& settings_;
+  const TrainEvents& events_;
+  AdamW optimizer_;
+  TrainStep step_;
+  CheckpointStore store_;
+  RunState state_;
+  std::optional<JsonLines> metrics_, instruments_;
+  // The step that was saved last, and whether it had been evaluated.
+  std::optional<std::pair<std::int64_t, bool>> saved_;
+  double gradient_norm_ = 0;
+  Speed speed_;
+  TrainClock::time_point start_ = TrainClock::now();
+  std::int64_t first_step_ = 0;
+  double seconds_before_ = 0;
+};
+
+Loop::Loop(const TrainJob& job, const TrainEvents& events)
+    : job_(job),
+      settings_(job.settings),
+      events_(events),
+      optimizer_(job.model, job.settings.optimizer),
+      step_(job.model, optimizer_, job.settings.step, job.device),
+      store_(job.run.checkpoints(), job.files) {
+  state_.seed = settings_.seed;
+  resume();
+  cut_back(job.run.metrics(), state_.step - (state_.step == 0 ? 1 : 0));
+  cut_back(job.run.instruments(), state_.step - (state_.step == 0 ? 1 : 0));
+  metrics_.emplace(job.run.metrics());
+  instruments_.emplace(job.run.instruments());
+  first_step_ = state_.step;
+  seconds_before_ = state_.seconds;
+}
+
+NamedTensors Loop::optimizer_tensors() const {
+  NamedTensors tensors = optimizer_.state();
+  const auto [cpu, cuda] = random_states(job_.device);
+  tensors.emplace("random.cpu", cpu);
+  if (cuda.defined()) tensors.emplace("random.cuda", cuda);
+  return tensors;
+}
+
+void Loop::resume() {
+  const std::optional<Checkpoint> found = newest_checkpoint(job_.run.checkpoints(), events_.warn);
+  if (!found) {
+    if (checkpoint_steps(job_.run.checkpoints()).empty()) return;
+    throw lln::Error(lln::ErrorCode::io, job_.run.checkpoints() +
+                                             ": none of the checkpoints can be read; to begin "
+                                             "again remove the folder");
+  }
+  if (found->state.seed != settings_.seed) {
+    throw lln::Error(lln::ErrorCode::invalid_argument,
+                     fmt::format("{}: the checkpoint is of seed {}, the config says {}",
+                                 job_.run.path(), found->state.seed, settings_.seed));
+  }
+  const std::string what = checkpoint_path(job_.run.checkpoints(), found->state.step);
+  copy_tensors(found->weights, named_weights(job_.model), what + "/weights.safetensors");
+  NamedTensors optimizer = optimizer_tensors();
+  copy_tensors(found->optimizer, optimizer, what + "/optimizer.safetensors");
+  set_random_states(optimizer.at("random.cpu"),
+                    job_.device.is_cuda() ? optimizer.at("random.cuda") : Tensor(), job_.device);
+  state_ = found->state;
+  saved_ = saving();
+  store_.set_aside_after(state_.step);
+}
+
+TrainEnd Loop::run() {
+  job_.model.train();
+  if (state_.step == 0) measure();
+  // A signal may have come between the last step and its evaluation.
+  if (state_.step > 0 && state_.evaluated_step != state_.step) after_step();
+  Prefetch batches(job_.source, state_.step, settings_.schedule.steps, settings_.batch,
+                   settings_.accumulate, kBatchesAhead);
+  while (!last() && !exhausted()) {
+    if (stopped()) {
+      save();
+      return TrainEnd::signal;
+    }
+    step(batches);
+    after_step();
+  }
+  save();
+  if (last()) {
+    return state_.evaluated_step == state_.step ? TrainEnd::finished : TrainEnd::signal;
+  }
+  return TrainEnd::early;
+}
+
+void Loop::step(Prefetch& batches) {
+  const std::vector<Batch> parts = batches.next();
+  const TrainClock::time_point begin = TrainClock::now();
+  step_.run(parts, state_.step, learning_rate(settings_.schedule, state_.step));
+  ++state_.step;
+  ++state_.loss_count;
+  const bool look = job_.device.is_cpu() || last() || due(settings_.log_every) ||
+                    due(settings_.evaluate_every) || due(settings_.checkpoint_every) || stopped();
+  if (look) take_sums();
+  speed_.seconds += seconds_since(begin);
+  for (const Batch& part : parts) {
+    speed_.rows += static_cast<double>(part.rows);
+    speed_.tokens += tokens_in(part.text) + tokens_in(part.second);
+  }
+}
+
+void Loop::take_sums() {
+  const StepSums sums = step_.take();
+  if (sums.bad_step) {
+    throw NotFinite(describe_not_finite(
+        job_.model, batch_parts(job_.source, *sums.bad_step, settings_.batch, settings_.accumulate),
+        sums, settings_.step, job_.device, job_.source.task().kind == TaskKind::next_token));
+  }
+  state_.loss_sum += sums.loss;
+  gradient_norm_ = sums.gradient_norm;
+}
+
+void Loop::after_step() {
+  state_.seconds = seconds_before_ + seconds_since(start_);
+  const bool fresh = state_.step != first_step_;  // otherwise what a signal left over
+  if (fresh && (due(settings_.log_every) || last())) log();
+  if (fresh && due(settings_.instruments_every)) measure();
+  if (due(settings_.evaluate_every) || last()) {
+    if (!evaluate_now()) return;
+  }
+  if (due(settings_.checkpoint_every)) save();
+}
+
+void Loop::log() {
+  const double steps_here = static_cast<double>(state_.step - first_step_);
+  TrainProgress now;
+  now.step = state_.step;
+  now.steps = settings_.schedule.steps;
+  now.loss = state_.loss_sum / static_cast<double>(state_.loss_count);
+  now.learning_rate = learning_rate(settings_.schedule, state_.step - 1);
+  now.gradient_norm = gradient_norm_;
+  now.rows_per_second = speed_.rows / speed_.seconds;
+  now.tokens_per_second = speed_.tokens / speed_.seconds;
+  now.seconds_left = seconds_since(start_) / steps_here * static_cast<double>(now.steps - now.step);
+  now.memory_bytes = peak_memory(job_.device);
+  metrics_->append(
+      {{"step", now.step},
+       {"loss", now.loss},
+       {"learning_rate", now.learning_rate},
+       {"gradient_norm", now.gradient_norm},
+       {"tokens_per_second",
+        now.tokens_per_second > 0 ? MetricsRow(now.tokens_per_second) : MetricsRow(nullptr)},
+       {"rows_per_second", now.rows_per_second},
+       {"memory_bytes", now.memory_bytes},
+       {"seconds", state_.seconds}});
+  events_.progress(now);
+  state_.loss_sum = 0;
+  state_.loss_count = 0;
+  speed_ = {};
+}
+
+bool Loop::evaluate_now() {
+  EvaluationOptions options;
+  options.rows = settings_.evaluate_rows;
+  options.batch = settings_.evaluate_batch;
+  options.bf16 = settings_.step.bf16;
+  options.step = state_.step;
+  options.interrupted = [&] { return stopped(); };
+  const std::optional<Evaluation> found = evaluate(job_.model, job_.source, job_.device, options);
+  if (!found) return false;
+  state_.evaluated_step = state_.step;
+  const auto& [metric, value] = found->metrics.front();
+  const bool better = !state_.best || is_better(metric, value, *state_.best);
+  if (better) {
+    state_.best = value;
+    state_.best_step = state_.step;
+  }
+  state_.stale = better ? 0 : state_.stale + 1;
+  MetricsRow values;
+  values["loss"] = found->loss;
+  for (const auto& [name, number] : found->metrics) values[name] = number;
+  const MetricsRow row = {{"step", state_.step},
+                          {"evaluation", values},
+                          {"rows", found->rows},
+                          {"chance", job_.source.task().chance},
+                          {"best", better}};
+  metrics_->append(row);
+  events_.evaluated(row);
+  if (better) save();
+  return true;
+}
+
+void Loop::measure() {
+  if (settings_.instruments_every == 0) return;
+  const at::NoGradGuard no_gradients;
+  const SameRandomNumbers same(job_.device);
+  const std::int64_t rows = std::min(settings_.instruments_rows, job_.source.validation_rows());
+  Recorder recorder(rows, settings_.instruments_tokens);
+  Context context;
+  context.step = state_.step;
+  context.observer = &recorder;
+  job_.model.eval();
+  job_.model.run(to_tensors(job_.source.validation_batch(0, rows), job_.device), context);
+  job_.model.train();
+  const bool causal = job_.source.task().kind == TaskKind::next_token;
+  for (const MetricsRow& head : measure_layers(recorder.layers(), causal)) {
+    MetricsRow row = {{"step", state_.step}};
+    row.update(head);
+    instruments_->append(row);
+  }
+}
+
+void Loop::save() {
+  if (saved_ == saving()) return;
+  state_.seconds = seconds_before_ + seconds_since(start_);
+  metrics_->sync();
+  instruments_->sync();
+  store_.save({state_, named_weights(job_.model), optimizer_tensors()});
+  saved_ = saving();
+  store_.prune(settings_.keep, state_.best_step);
+}
+
+}  // namespace
+
+void prepare_torch(int threads, const torch::Device& device) {
+  if (threads > 0) at::set_num_threads(threads);
+  if (!device.is_cpu()) return;
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+  // Filling new memory with NaN, to show reads of it, is for torch's own tests.
+  at::globalContext().setDeterministicFillUninitializedMemory(false);
+}
+
+TrainEnd train(const TrainJob& job, const TrainEvents& events) {
+  Loop loop(job, events);
+  return loop.run();
+}
+
+}  // namespace lln_torch
