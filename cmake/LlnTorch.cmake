@@ -1,7 +1,9 @@
 # LibTorch out of a torch wheel: imported targets from its include and lib folders. torch's own CMake
-# package is not used: it fails without a CUDA toolkit and with CMake 3.25.
-#   lln_find_torch(FOLDER_VARIABLE)   the folder of the torch package, empty where there is none
-#   lln_import_torch(FOLDER)          the target lln_libtorch
+# package is not used: it fails without a CUDA toolkit and with CMake 3.25. Installed beside
+# lln-config.cmake, for users of lln::torch.
+#   lln_find_torch(FOLDER_VARIABLE)             the folder of the torch package, or empty
+#   lln_torch_version(FOLDER VERSION_VARIABLE)  its version
+#   lln_import_torch(FOLDER)                    the target lln_libtorch
 # SPDX-License-Identifier: Apache-2.0
 
 set(LLN_TORCH_FOLDER "" CACHE PATH
@@ -31,8 +33,15 @@ function(lln_find_torch result)
   set(${result} "" PARENT_SCOPE)
 endfunction()
 
+function(lln_torch_version folder result)
+  file(READ "${folder}/version.py" text)
+  string(REGEX MATCH "__version__ = '([^']*)'" text "${text}")
+  set(${result} "${CMAKE_MATCH_1}" PARENT_SCOPE)
+endfunction()
+
 function(lln_import_torch folder)
-  add_library(lln_libtorch INTERFACE)
+  # Imported: an installed lln::torch names it, and finds it again where it is used.
+  add_library(lln_libtorch INTERFACE IMPORTED GLOBAL)
   target_include_directories(lln_libtorch SYSTEM INTERFACE
     "${folder}/include" "${folder}/include/torch/csrc/api/include")
   # libstdc++ before it: libtorch carries functions of std::filesystem out of the compiler that it was

@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lln_torch/ops/attention.h"
 
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lln_torch/ops/decode.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
@@ -33,6 +34,10 @@ void refuse_decode_gradients(const at::Tensor& x) {
 
 at::Tensor row(const at::Tensor& x) {
   refuse_decode_gradients(x);
+  if (x.defined() && x.scalar_type() == at::kDouble) {
+    throw lln::Error(lln::ErrorCode::unsupported,
+                     "decoding takes float32, bfloat16 and float16, found float64");
+  }
   return with_contiguous_channels(in_autocast_type(x));
 }
 
@@ -165,8 +170,15 @@ DecodeState DecodeState::select(const at::Tensor& sequences) const {
   if (!sequences.defined() || sequences.dim() != 1 || sequences.scalar_type() != at::kLong) {
     refuse_decoding("sequences must be int64 [batch]");
   }
-  DecodeState chosen(Uninitialised{}, *this);
   const std::int64_t batch = sizes_[0];
+  // Those on a device are checked there, by torch.
+  if (sequences.is_cpu() && sequences.numel() > 0 &&
+      (sequences.min().item<std::int64_t>() < 0 || sequences.max().item<std::int64_t>() >= batch)) {
+    refuse_decoding(fmt::format("sequences from {} to {}: expected 0 to {}",
+                                sequences.min().item<std::int64_t>(),
+                                sequences.max().item<std::int64_t>(), batch - 1));
+  }
+  DecodeState chosen(Uninitialised{}, *this);
   chosen.sizes_[0] = sequences.size(0);
   const at::Tensor places = sequences.to(device());
   std::vector<at::Tensor> parts{memory_};

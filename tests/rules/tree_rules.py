@@ -38,7 +38,10 @@ ALLOWED_INCLUDES = {
               "cuda_bf16.h", "cuda_fp16.h"},
     "report": {"lln", "fmt", "nlohmann"},
     "cli": {"lln", "io", "conformance", "bench", "report", "fmt", "CLI", "nlohmann", "Eigen"},
-    "python/ops": {"lln", "report", "nlohmann", "torch"},
+    # The stable ABI of torch alone: the Python package runs with every torch from 2.10 on.
+    "python/ops": {"lln", "lln_torch/binding", "torch/csrc/stable"},
+    "lln_torch/binding": {"lln", "lln_torch/binding", "report", "nlohmann", "torch/csrc/stable"},
+    "lln_torch/ops": {"lln", "lln_torch/binding", "lln_torch/ops", "fmt", "torch", "ATen", "c10"},
     "lln_torch/config": {"lln", "lln_torch/config", "fmt", "nlohmann", "toml++"},
     "lln_torch/data": {"lln", "io", "lln_torch/config", "lln_torch/data", "fmt", "nlohmann",
                        "unicode"},

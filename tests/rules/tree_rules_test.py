@@ -67,6 +67,13 @@ class TreeRulesTest(unittest.TestCase):
             ("src/api/a.cc", "<ATen/ATen.h>"),
             ("include/lln/a.h", "<c10/core/Device.h>"),
             ("tests/a.cc", '"../src/api/kernel.h"'),
+            ("lln_torch/binding/a.cc", "<ATen/ATen.h>"),
+            ("lln_torch/binding/a.cc", "<torch/csrc/autograd/custom_function.h>"),
+            ("lln_torch/binding/a.cc", '"lln_torch/ops/attention.h"'),
+            ("python/ops/a.cc", "<torch/torch.h>"),
+            ("python/ops/a.cc", '"lln_torch/ops/attention.h"'),
+            ("lln_torch/ops/a.cc", '"lln_torch/zoo/attention.h"'),
+            ("lln_torch/ops/a.cc", '"report/findings.h"'),
         ):
             with self.subTest(name=name, target=target):
                 text = f"{OPENING}\n#include {target}\n"
@@ -77,6 +84,10 @@ class TreeRulesTest(unittest.TestCase):
             ("include/lln/a.h", '"lln/tensor.h"'),
             ("include/lln/a.h", "<cstdint>"),
             ("include/lln/c.h", "<stdint.h>"),
+            ("lln_torch/binding/a.cc", "<torch/csrc/stable/tensor.h>"),
+            ("lln_torch/ops/a.cc", '"lln_torch/binding/tensors.h"'),
+            ("lln_torch/ops/a.cc", "<ATen/core/Tensor.h>"),
+            ("python/ops/a.cc", '"lln_torch/binding/tensors.h"'),
             ("src/c/a.cc", '"api/faults.h"'),
             ("src/math/a.h", '"lln/problem.h"'),
             ("src/cpu/a.cc", '"api/kernel.h"'),
