@@ -15,6 +15,7 @@
 #include "lln_torch/cli/verbs.h"
 #include "lln_torch/models/bert.h"
 #include "lln_torch/models/weights.h"
+#include "lln_torch/train/run_model.h"
 
 namespace lln::cli {
 namespace {
@@ -107,7 +108,8 @@ int run_embed(const EmbedRequest& request) {
   lln_torch::Settings attention;
   for (const std::string& option : request.options) attention.set(option);
   if (!request.attention.empty()) attention.set("name=\"" + request.attention + "\"");
-  lln_torch::SentenceEncoder encoder(request.folder, attention, torch::Device(request.device));
+  lln_torch::SentenceEncoder encoder(request.folder, attention,
+                                     lln_torch::find_device(request.device));
   if (request.max_tokens > 0) encoder.set_max_tokens(request.max_tokens);
   const std::vector<std::string> sentences = read_sentences(request.input);
   const auto start = std::chrono::steady_clock::now();
@@ -164,7 +166,9 @@ Verb add_embed(CLI::App& program) {
   command->add_option("--batch", request->batch, "Sentences computed together")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  command->add_option("--device", request->device, "cpu, cuda or cuda:N")->capture_default_str();
+  command->add_option("--device", request->device, "cpu or cuda")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
   add_threads_option(*command, request->threads);
   add_json_option(*command, request->json);
   command->footer(

@@ -18,6 +18,7 @@ int main(int argc, char** argv) {
   const std::vector<cli::Verb> verbs = {
       cli::add_tokenize(program), cli::add_train(program, command_line),
       cli::add_eval(program),     cli::add_compare(program, command_line),
-      cli::add_dump(program),     cli::add_embed(program)};
+      cli::add_dump(program),     cli::add_embed(program),
+      cli::add_generate(program)};
   return cli::run_program(program, verbs, argc, argv);
 }

@@ -11,6 +11,7 @@
 namespace lln_torch {
 
 class Settings;
+class Tokenizer;
 
 // What is predicted, and from what; it chooses the head of the model, the loss and the metrics.
 enum class TaskKind {
@@ -33,6 +34,8 @@ struct Task {
   std::int64_t channels = 0;
   std::int64_t height = 0;
   std::int64_t width = 0;
+  // Of masked tokens: the share of tokens that is predicted, on average.
+  double predicted_share = 1;
   // The metrics of the validation, the one that chooses the best checkpoint first ("accuracy",
   // "f1", "matthews", "pearson", "spearman", "loss").
   std::vector<std::string> metrics;
@@ -78,6 +81,8 @@ class Source {
   virtual Batch validation_batch(std::int64_t first, std::int64_t rows) const = 0;
   // Steps of `batch_rows` rows after which every example was shown once.
   virtual double steps_per_epoch(std::int64_t batch_rows) const = 0;
+  // What ids stand for, for those who show them as text; null where they are no text.
+  virtual const Tokenizer* tokenizer() const { return nullptr; }
 };
 
 // The source that the table [data] of a config names by its key `task`; `folder` is what --data

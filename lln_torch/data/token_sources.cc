@@ -56,6 +56,7 @@ class TokenSource : public Source {
   }
 
   const Task& task() const override { return task_; }
+  const Tokenizer* tokenizer() const override { return corpus_.tokenizer.get(); }
   std::int64_t validation_rows() const override {
     return static_cast<std::int64_t>(windows_.size());
   }
@@ -150,6 +151,7 @@ class MaskedTokenSource final : public TokenSource {
     const SpecialTokens& ids = corpus_.tokenizer->special();
     task_.name = "mlm";
     task_.kind = TaskKind::masked_tokens;
+    task_.predicted_share = share_;
     task_.chance = unigram_loss(corpus_.train.counts(corpus_.index.vocabulary),
                                 corpus_.validation.counts(corpus_.index.vocabulary),
                                 {ids.pad, ids.unknown, ids.start, ids.separator, ids.mask});

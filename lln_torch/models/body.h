@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lln_torch/zoo/attention.h"
@@ -38,21 +39,29 @@ struct BodyConfig {
   bool cls_token = false;  // one learned token before the patches
 };
 
-// x in the type of autocast where that is on. Linear maps that read one tensor would otherwise each
-// convert it.
-Tensor in_autocast_type(const Tensor& x);
-
 // Zeros with probability p while training.
 Tensor drop(const Tensor& x, double p, bool training);
 
 // Linear maps and embeddings: normal weights, zero biases.
 void init_linear(torch::nn::LinearImpl& linear, double std);
 
+// What a layer remembers of the tokens before, in generation: it stands in for the attention.
+class LayerMemory {
+ public:
+  virtual ~LayerMemory() = default;
+  // x [rows, tokens, dim] of the tokens that follow those seen -> the same shape.
+  virtual Tensor attend(const Tensor& x, Context& context) = 0;
+  virtual std::int64_t bytes() const = 0;
+};
+// One for each layer, or none: rows are seen whole.
+using LayerMemories = std::vector<std::unique_ptr<LayerMemory>>;
+
 class Layer : public torch::nn::Module {
  public:
   Layer(const BodyConfig& config, std::int64_t number, const Settings& attention);
   // x [rows, tokens, dim]; key_mask bool [rows, tokens] or undefined.
-  Tensor forward(const Tensor& x, const Tensor& key_mask, Context& context);
+  Tensor forward(const Tensor& x, const Tensor& key_mask, Context& context,
+                 LayerMemory* memory = nullptr);
   Attention& attention() { return *attention_; }
 
  private:
@@ -69,8 +78,9 @@ class Layer : public torch::nn::Module {
 class Stack : public torch::nn::Module {
  public:
   Stack(const BodyConfig& config, const Settings& attention);
-  // Tokens are those from `first` on of their rows, which is not 0 only in generation.
-  Tensor forward(Tensor x, const Tensor& key_mask, Context& context, std::int64_t first = 0);
+  // In generation tokens are those from `first` on of their rows.
+  Tensor forward(Tensor x, const Tensor& key_mask, Context& context, std::int64_t first = 0,
+                 const LayerMemories& memories = {});
   std::int64_t size() const { return static_cast<std::int64_t>(layers_.size()); }
   Layer& layer(std::int64_t number) { return *layers_.at(static_cast<std::size_t>(number)); }
 
@@ -78,7 +88,7 @@ class Stack : public torch::nn::Module {
   BodyConfig config_;
   std::vector<std::shared_ptr<Layer>> layers_;
   torch::nn::LayerNorm norm_{nullptr};
-  Tensor rotary_cos_, rotary_sin_;  // [max_tokens, channels of a head]; made, never stored
+  std::pair<Tensor, Tensor> rotary_;  // cosines and sines of max_tokens places; never stored
 };
 
 // Token, position and segment embeddings, then the stack.
@@ -86,13 +96,17 @@ class TextBody : public torch::nn::Module {
  public:
   TextBody(const BodyConfig& config, const Settings& attention);
   // ids int64 [rows, tokens]; segments the same or undefined: all 0 -> [rows, tokens, dim].
-  Tensor forward(const Tensor& ids, const Tensor& mask, const Tensor& segments, Context& context,
-                 std::int64_t first = 0);
+  Tensor forward(const Tensor& ids, const Tensor& mask, const Tensor& segments, Context& context);
+  // The tokens that follow `first` others, of which `memories` know.
+  Tensor continue_rows(const Tensor& ids, std::int64_t first, const LayerMemories& memories,
+                       Context& context);
   const BodyConfig& config() const { return config_; }
   const Tensor& token_weight() const { return tokens_->weight; }
   Stack& stack() { return *stack_; }
 
  private:
+  Tensor embed(const Tensor& ids, const Tensor& segments, std::int64_t first);
+
   BodyConfig config_;
   torch::nn::Embedding tokens_{nullptr}, positions_{nullptr}, segments_{nullptr};
   torch::nn::LayerNorm embedding_norm_{nullptr};

@@ -1,10 +1,10 @@
 // A layer (attention and feed-forward, with norms before or after them) and the stack of them.
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
-#include <ATen/autocast_mode.h>
 #include <torch/nn/init.h>
 
 #include "lln_torch/models/body.h"
+#include "lln_torch/ops/handles.h"
 
 namespace lln_torch {
 namespace {
@@ -23,14 +23,19 @@ void init_projections(Attention& attention, double std) {
   }
 }
 
-}  // namespace
-
-Tensor in_autocast_type(const Tensor& x) {
-  const at::DeviceType device = x.device().type();
-  return at::autocast::is_autocast_enabled(device) && x.is_floating_point()
-             ? x.to(at::autocast::get_autocast_dtype(device))
-             : x;
+// Cosines and sines [count, channels] of the places from `first` on; channel c turns with channel
+// c + half.
+std::pair<Tensor, Tensor> rotary_tables(std::int64_t first, std::int64_t count,
+                                        std::int64_t channels, const at::Device& device) {
+  const auto options = at::TensorOptions(at::kDouble).device(device);
+  const Tensor rates =
+      at::pow(10000.0, at::arange(0, channels, 2, options) / static_cast<double>(-channels));
+  const Tensor angles = at::outer(at::arange(first, first + count, options), rates);
+  const Tensor both = at::cat({angles, angles}, 1);
+  return {both.cos().to(at::kFloat), both.sin().to(at::kFloat)};
 }
+
+}  // namespace
 
 Tensor drop(const Tensor& x, double p, bool training) {
   return p > 0 && training ? at::dropout(x, p, true) : x;
@@ -67,9 +72,13 @@ Tensor Layer::feedforward(const Tensor& x) {
   return contract_(at::gelu(inner, config_.activation == "gelu" ? "none" : "tanh"));
 }
 
-Tensor Layer::forward(const Tensor& x, const Tensor& key_mask, Context& context) {
+Tensor Layer::forward(const Tensor& x, const Tensor& key_mask, Context& context,
+                      LayerMemory* memory) {
+  // Linear maps that read one tensor would each convert it under autocast: once is enough.
   const auto attend = [&](const Tensor& input) {
-    const Tensor output = attention_->forward(in_autocast_type(input), key_mask, context);
+    const Tensor same = in_autocast_type(input);
+    const Tensor output = memory != nullptr ? memory->attend(same, context)
+                                            : attention_->forward(same, key_mask, context);
     return drop(output, config_.dropout, is_training());
   };
   const auto feed = [&](const Tensor& input) {
@@ -92,27 +101,30 @@ Stack::Stack(const BodyConfig& config, const Settings& attention) : config_(conf
   register_module("layers", list);
   if (config.norm_first) norm_ = register_module("norm", make_norm(config));
   if (config.positions == "rotary") {
-    const std::int64_t channels = config.dim / config.heads;
-    const at::TensorOptions options(at::kDouble);
-    const Tensor rates =
-        at::pow(10000.0, at::arange(0, channels, 2, options) / static_cast<double>(-channels));
-    const Tensor angles = at::outer(at::arange(config.max_tokens, options), rates);
-    const Tensor both = at::cat({angles, angles}, 1);  // channel c turns with channel c + half
-    rotary_cos_ = both.cos().to(at::kFloat);
-    rotary_sin_ = both.sin().to(at::kFloat);
+    rotary_ = rotary_tables(0, config.max_tokens, config.dim / config.heads, at::kCPU);
   }
 }
 
-Tensor Stack::forward(Tensor x, const Tensor& key_mask, Context& context, std::int64_t first) {
-  if (rotary_cos_.defined()) {
-    if (rotary_cos_.device() != x.device()) {
-      rotary_cos_ = rotary_cos_.to(x.device());
-      rotary_sin_ = rotary_sin_.to(x.device());
+Tensor Stack::forward(Tensor x, const Tensor& key_mask, Context& context, std::int64_t first,
+                      const LayerMemories& memories) {
+  if (config_.positions == "rotary") {
+    auto& [cosines, sines] = rotary_;
+    if (cosines.device() != x.device()) {
+      cosines = cosines.to(x.device());
+      sines = sines.to(x.device());
     }
-    context.rotary_cos = rotary_cos_.narrow(0, first, x.size(1));
-    context.rotary_sin = rotary_sin_.narrow(0, first, x.size(1));
+    if (first + x.size(1) <= cosines.size(0)) {
+      context.rotary_cos = cosines.narrow(0, first, x.size(1));
+      context.rotary_sin = sines.narrow(0, first, x.size(1));
+    } else {
+      // Generation may go on for ever; no table does.
+      std::tie(context.rotary_cos, context.rotary_sin) =
+          rotary_tables(first, x.size(1), config_.dim / config_.heads, x.device());
+    }
   }
-  for (const auto& layer : layers_) x = layer->forward(x, key_mask, context);
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    x = layers_[i]->forward(x, key_mask, context, memories.empty() ? nullptr : memories[i].get());
+  }
   return config_.norm_first ? norm_(x) : x;
 }
 

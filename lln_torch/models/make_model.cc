@@ -75,8 +75,7 @@ HeadConfig read_word_head(const Settings& model, const Task& task) {
   HeadConfig head;
   head.tied_output = model.flag("tied_output", false);
   head.output_transform = model.flag("output_transform", false);
-  head.predicted_share =
-      model.number("predicted_share", task.kind == TaskKind::masked_tokens ? 0.15 : 1, 1e-6, 1);
+  head.predicted_share = model.number("predicted_share", task.predicted_share, 1e-6, 1);
   return head;
 }
 

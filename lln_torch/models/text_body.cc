@@ -16,6 +16,14 @@ torch::nn::Embedding make_embedding(std::int64_t rows, const BodyConfig& config)
   return embedding;
 }
 
+void check_tokens(std::int64_t tokens, const BodyConfig& config) {
+  if (tokens <= config.max_tokens) return;
+  throw lln::Error(lln::ErrorCode::invalid_argument,
+                   fmt::format("a row of {} tokens, but the model takes at most {} (the setting "
+                               "model.max_tokens)",
+                               tokens, config.max_tokens));
+}
+
 }  // namespace
 
 TextBody::TextBody(const BodyConfig& config, const Settings& attention) : config_(config) {
@@ -34,27 +42,32 @@ TextBody::TextBody(const BodyConfig& config, const Settings& attention) : config
   stack_ = register_module("stack", std::make_shared<Stack>(config, attention));
 }
 
-Tensor TextBody::forward(const Tensor& ids, const Tensor& mask, const Tensor& segments,
-                         Context& context, std::int64_t first) {
-  const std::int64_t tokens = ids.size(1);
-  if (first + tokens > config_.max_tokens) {
-    throw lln::Error(lln::ErrorCode::invalid_argument,
-                     fmt::format("a row of {} tokens, but the model takes at most {} (model."
-                                 "max_tokens)",
-                                 first + tokens, config_.max_tokens));
-  }
+Tensor TextBody::embed(const Tensor& ids, const Tensor& segments, std::int64_t first) {
   // What is the same in all rows is added once, before it meets them.
   Tensor shared;
-  if (!positions_.is_empty()) shared = positions_->weight.narrow(0, first, tokens);
+  if (!positions_.is_empty()) shared = positions_->weight.narrow(0, first, ids.size(1));
   if (!segments_.is_empty() && !segments.defined()) {
-    const Tensor& segment = segments_->weight.select(0, 0);
+    const Tensor segment = segments_->weight.select(0, 0);
     shared = shared.defined() ? shared + segment : segment;
   }
   Tensor x = tokens_(ids);
   if (shared.defined()) x = x + shared;
   if (!segments_.is_empty() && segments.defined()) x = x + segments_(segments);
   if (!embedding_norm_.is_empty()) x = embedding_norm_(x);
-  return stack_->forward(drop(x, config_.dropout, is_training()), mask, context, first);
+  return drop(x, config_.dropout, is_training());
+}
+
+Tensor TextBody::forward(const Tensor& ids, const Tensor& mask, const Tensor& segments,
+                         Context& context) {
+  check_tokens(ids.size(1), config_);
+  return stack_->forward(embed(ids, segments, 0), mask, context);
+}
+
+Tensor TextBody::continue_rows(const Tensor& ids, std::int64_t first, const LayerMemories& memories,
+                               Context& context) {
+  // Without a table of positions there is no last one.
+  if (!positions_.is_empty()) check_tokens(first + ids.size(1), config_);
+  return stack_->forward(embed(ids, {}, first), {}, context, first, memories);
 }
 
 }  // namespace lln_torch

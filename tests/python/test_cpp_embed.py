@@ -1,4 +1,4 @@
-"""`lln embed`, which has no Python in it, against transformers: the same sentences, the same numbers.
+"""`lln embed`, which has no Python in it, against transformers: the same sentences and numbers.
 
 LLN_TORCH_PROGRAM names the program lln-torch; without it that of the release build is taken.
 """
