@@ -20,5 +20,6 @@ Verb add_eval(CLI::App& program);
 Verb add_generate(CLI::App& program);
 Verb add_tokenize(CLI::App& program);
 Verb add_train(CLI::App& program, const std::string& command_line);
+Verb add_zoo(CLI::App& program);
 
 }  // namespace lln::cli

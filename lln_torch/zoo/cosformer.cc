@@ -39,7 +39,7 @@ class CosformerAttention : public ProjectedAttention {
       return at::cat({part(angle.cos()), part(angle.sin())}, -1);
     };
     const Tensor fq = features(q), fk = zero_padding(features(k), key_mask);
-    const Tensor values = zero_padding(at_least_f32(v), key_mask);
+    const Tensor values = at_least_f32(v);
     const LinearSums sums =
         config().causal ? causal_linear_sums(fq, fk, values) : linear_sums(fq, fk, values);
     return normalised(sums).to(v.scalar_type());

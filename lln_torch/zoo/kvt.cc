@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "lln_torch/zoo/attention.h"
@@ -38,7 +39,7 @@ class KvtAttention : public ProjectedAttention {
     const Tensor none = hidden.all(-1, /*keepdim=*/true);
     const Tensor weights =
         scores.masked_fill(hidden, lowest).masked_fill(none, 0).softmax(-1).masked_fill(none, 0);
-    return at::matmul(weights, zero_padding(at_least_f32(v), key_mask)).to(v.scalar_type());
+    return at::matmul(weights, at_least_f32(v)).to(v.scalar_type());
   }
 
  private:

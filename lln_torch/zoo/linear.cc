@@ -3,6 +3,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
 
+#include <cmath>
+
 #include "lln_torch/zoo/attention.h"
 #include "lln_torch/zoo/linear_form.h"
 #include "lln_torch/zoo/precision.h"
@@ -25,7 +27,7 @@ class LinearAttention : public ProjectedAttention {
     const WithoutAutocast plain;
     const Tensor fq = at_least_f32(q) / std::sqrt(static_cast<double>(q.size(-1)));
     const Tensor fk = zero_padding(at_least_f32(k), key_mask);
-    const Tensor values = zero_padding(at_least_f32(v), key_mask);
+    const Tensor values = at_least_f32(v);
     const Tensor sums = config().causal ? causal_linear_sums(fq, fk, values).values
                                         : at::matmul(fq, at::matmul(fk.transpose(-1, -2), values));
     const Tensor o = sums / keys_seen(q, key_mask);

@@ -4,10 +4,9 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <limits>
+#include <vector>
 
 #include "lln_torch/zoo/attention.h"
-#include "lln_torch/zoo/precision.h"
 
 namespace lln_torch {
 namespace {
@@ -40,7 +39,7 @@ class LocalAttention : public ProjectedAttention {
           .view({x.size(0), x.size(1), blocks, block, x.size(3)});
     };
     const Tensor keys = local_neighbours(cut(k), joined);
-    const Tensor values = local_neighbours(cut(zero_padding(v, key_mask)), joined);
+    const Tensor values = local_neighbours(cut(v), joined);
     const Tensor seen = visible(key_mask, q, blocks, block, joined);
     const Tensor o = at::scaled_dot_product_attention(cut(q), keys, values, seen);
     return o.flatten(2, 3).narrow(2, 0, tokens);

@@ -3,10 +3,8 @@
 // blocks of D and as long as Gaussian ones.
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
 
-#include <algorithm>
-#include <vector>
+#include <cmath>
 
 #include "lln_torch/zoo/attention.h"
 #include "lln_torch/zoo/linear_form.h"
@@ -21,19 +19,17 @@ constexpr double kPerformerFloor = 1e-4;
 constexpr double kPerformerNoKey = -1e30;
 
 // [features, channels]: the Q of Gaussian matrices, whose rows get the length of Gaussian vectors
-// (chi with as many degrees of freedom as channels). f64 on the CPU: every device sees the same.
+// (chi with as many degrees of freedom as channels). Drawn on the CPU: every device sees the same.
 Tensor draw_orthogonal(std::int64_t features, std::int64_t channels, at::Generator random) {
   const auto options = at::TensorOptions().dtype(at::kDouble);
-  std::vector<Tensor> blocks;
-  for (std::int64_t first = 0; first < features; first += channels) {
-    const Tensor square = at::randn({channels, channels}, random, options);
-    const auto [orthogonal, upper] = at::linalg_qr(square);
-    // The signs make Q uniform over rotations; without them it depends on the algorithm.
-    const Tensor q = orthogonal * upper.diagonal().sign();
-    blocks.push_back(q.t().narrow(0, 0, std::min(channels, features - first)));
-  }
+  const std::int64_t blocks = (features + channels - 1) / channels;
+  const auto [orthogonal, upper] =
+      at::linalg_qr(at::randn({blocks, channels, channels}, random, options));
+  // The signs make Q uniform over rotations; without them it depends on the algorithm.
+  const Tensor q = orthogonal * upper.diagonal(0, -2, -1).sign().unsqueeze(-2);
+  const Tensor rows = q.transpose(-1, -2).reshape({blocks * channels, channels});
   const Tensor lengths = at::randn({features, channels}, random, options).norm(2, {1}, true);
-  return at::cat(blocks, 0) * lengths;
+  return (rows.narrow(0, 0, features) * lengths).to(at::kFloat);
 }
 
 class PerformerAttention : public ProjectedAttention {
@@ -42,7 +38,7 @@ class PerformerAttention : public ProjectedAttention {
       : ProjectedAttention(config, options),
         features_(options.integer("features", 256, 1, 1 << 16)),
         redraw_steps_(options.integer("redraw_steps", 1000, 0, 1 << 30)),
-        projection_(register_buffer("projection", draw(0).to(at::kFloat))) {}
+        projection_(register_buffer("projection", draw(0))) {}
 
   void begin_step(std::int64_t step) override {
     const std::int64_t number = redraw_steps_ > 0 ? step / redraw_steps_ : 0;

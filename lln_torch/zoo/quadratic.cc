@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "lln_torch/zoo/attention.h"
@@ -88,7 +89,7 @@ class QuadraticAttention : public ProjectedAttention {
   Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& key_mask,
                 Context&) override {
     const WithoutAutocast plain;
-    const Tensor values = zero_padding(at_least_f32(v), key_mask);
+    const Tensor values = at_least_f32(v);
     const Tensor x = at::cat({values, at::ones_like(values.narrow(-1, 0, 1))}, -1);
     const Tensor both = quadratic_sums(at_least_f32(q), zero_padding(at_least_f32(k), key_mask), x,
                                        config().causal);

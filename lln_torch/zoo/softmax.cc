@@ -23,7 +23,7 @@ class SoftmaxAttention : public ProjectedAttention {
       // The two masks do not go together in the fused kernels.
       mask = mask.logical_and(at::ones({q.size(2), q.size(2)}, mask.options()).tril());
     }
-    return at::scaled_dot_product_attention(q, k, zero_padding(v, key_mask), mask);
+    return at::scaled_dot_product_attention(q, k, v, mask);
   }
 };
 

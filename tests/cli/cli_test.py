@@ -85,6 +85,24 @@ class Help(unittest.TestCase):
             longest = max(help_text.splitlines(), key=len)
             self.assertLessEqual(len(longest), 100, longest)
 
+    def test_zoo_lists_attentions(self):
+        parts = json.loads(lln("info", "--json").stdout)["parts"]
+        if not next(part for part in parts if part["name"] == "torch")["built"]:
+            self.skipTest("the LibTorch layer is not built in")
+        entries = json.loads(lln("zoo", "--json").stdout)["attentions"]
+        names = [entry["name"] for entry in entries]
+        self.assertLessEqual({"softmax", "lln", "diag", "lln+diag", "performer"}, set(names))
+        table = lln("zoo").stdout
+        text = lln("zoo", *names).stdout
+        for entry in entries:
+            self.assertRegex(table, rf"(?m)^{re.escape(entry['name'])} ")
+            for field in ("summary", "cost", "parameters", "padding"):
+                self.assertIn(entry[field], text)
+        longest = max(table.splitlines(), key=len)
+        self.assertLessEqual(len(longest), 110, longest)
+        error = json.loads(lln("zoo", "sofmax", "--json", expect=3).stdout)["error"]
+        self.assertIn("did you mean softmax?", error["text"])
+
 
 class ExitCodes(Scratch):
     def assert_error(self, expect, code, *arguments):

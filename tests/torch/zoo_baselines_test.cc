@@ -50,11 +50,11 @@ TEST(ZooQuadratic, IsTheFormula) {
 TEST(ZooQuadratic, LongSequencesAreTheFormula) {
   for (const bool causal : {false, true}) {
     AttentionConfig config = config_of("quadratic", causal);
-    config.dim = 8;
-    config.heads = 2;
-    config.max_tokens = 2100;
+    config.dim = 4;
+    config.heads = 1;
+    config.max_tokens = 1100;
     expect_definition(
-        config, "", 2100, {2100, 1100},
+        config, "", 1100, {1100, 1030},
         [&](const SlowInputs& in) { return slow_quadratic(in, causal); }, 1e-8);
   }
 }
@@ -173,7 +173,7 @@ TEST(ZooLocal, SeesAWindow) {
 // phi(x)_l = exp(w_l.x' - |x'|^2/2 - top) + 1e-4; for keys the top is over all channels of all keys
 // that the row sees.
 Tensor slow_performer(const SlowInputs& in, bool causal) {
-  const Tensor w = in.parameter("projection").to(at::kDouble);
+  const Tensor w = in.parameter("projection").to(at::kDouble).clone();
   const double shrink = std::pow(static_cast<double>(in.q.size(-1)), -0.25);
   const auto logs = [&](const Tensor& x) {
     const Tensor y = x * shrink;
@@ -199,10 +199,15 @@ TEST(ZooPerformer, IsTheFormula) {
   for (const bool causal : {false, true}) {
     const auto slow = [&](const SlowInputs& in) { return slow_performer(in, causal); };
     expect_definition(config_of("performer", causal), "features = 20", slow, 1e-8);
-    expect_definition(config_of("performer", causal), "features = 300", 7, {}, slow, 1e-8);
-    // Several chunks of the causal form.
-    expect_definition(config_of("performer", causal), "features = 8", 290, {290, 270}, slow, 1e-8);
+    expect_definition(config_of("performer", causal), "features = 50", 7, {}, slow, 1e-8);
   }
+  // Two chunks of the causal form.
+  AttentionConfig config = config_of("performer", true);
+  config.dim = 4;
+  config.heads = 1;
+  expect_definition(
+      config, "features = 3", 270, {265},
+      [](const SlowInputs& in) { return slow_performer(in, true); }, 1e-8);
 }
 
 TEST(ZooPerformer, FeaturesAreOrthogonalAndAsLongAsGaussianOnes) {
@@ -223,11 +228,16 @@ TEST(ZooPerformer, FeaturesAreOrthogonalAndAsLongAsGaussianOnes) {
 }
 
 TEST(ZooPerformer, EstimatesSoftmax) {
-  const auto performer = made(config_of("performer"), "features = 16384");
   const auto softmax = made(config_of("softmax"));
-  const Tensor x = 0.6 * random_tokens(2, 37, 24);
+  const Tensor x = 0.4 * random_tokens(2, 37, 24);
   const Tensor exact = run(*softmax, x);
-  EXPECT_LT(((run(*performer, x) - exact).norm() / exact.norm()).item<double>(), 0.02);
+  const auto miss = [&](const std::string& options) {
+    const auto performer = made(config_of("performer"), options);
+    return ((run(*performer, x) - exact).norm() / exact.norm()).item<double>();
+  };
+  const double few = miss("features = 64"), many = miss("features = 8192");
+  EXPECT_LT(many, 0.02);
+  EXPECT_LT(many, few / 3);
 }
 
 TEST(ZooPerformer, RedrawsByTheStepOfTraining) {

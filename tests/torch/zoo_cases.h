@@ -33,6 +33,7 @@ inline Settings options_of(const std::string& toml) { return Settings::from_toml
 // Biases and gains are moved off their special first values, so that a test sees them.
 inline std::shared_ptr<Attention> made(const AttentionConfig& config, const std::string& toml = "",
                                        std::uint64_t seed = 1) {
+  at::set_num_threads(1);  // tensors of tests are too small to share, and tests run side by side
   at::manual_seed(seed);
   const Settings options = options_of(toml);
   auto attention = make_attention(config, options);

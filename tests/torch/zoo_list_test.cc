@@ -3,6 +3,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gmock/gmock.h>
 
+#include <fstream>
+#include <iterator>
+
 #include "torch/zoo_cases.h"
 
 namespace lln_torch {
@@ -23,6 +26,15 @@ TEST(ZooList, FindsNames) {
   EXPECT_THAT(error_of([] { find_attention("elu+daig"); }), HasSubstr("did you mean elu+diag?"));
   EXPECT_THAT(error_of([] { find_attention("diag+diag"); }), HasSubstr("cannot be combined"));
   EXPECT_THAT(error_of([] { find_attention(""); }), HasSubstr("lln zoo"));
+}
+
+TEST(ZooList, DocsHaveEveryAttention) {
+  std::ifstream file(LLN_ZOO_PAGE);
+  ASSERT_TRUE(file) << LLN_ZOO_PAGE;
+  const std::string page{std::istreambuf_iterator<char>(file), {}};
+  for (const ZooEntry& entry : zoo()) {
+    EXPECT_THAT(page, HasSubstr(std::string("\n| `") + entry.name + "` |"));
+  }
 }
 
 TEST(ZooList, RefusesSizesThatContradict) {

@@ -58,7 +58,6 @@ TEST_P(ZooProperties, EveryLengthGivesFiniteRowsOfTheSameShape) {
 }
 
 TEST_P(ZooProperties, PaddingChangesNoRowAndNoGradient) {
-  const auto attention = made(config());
   const Tensor mask = mask_of({37, 20, 1, 0}, 37);
   const Tensor counts = mask.unsqueeze(-1);
   const Tensor tokens = random_tokens(4, 37, config().dim);
@@ -66,6 +65,7 @@ TEST_P(ZooProperties, PaddingChangesNoRowAndNoGradient) {
   Tensor outputs[2];
   std::vector<Tensor> gradients[2];
   for (int i = 0; i < 2; ++i) {
+    const auto attention = made(config());  // a new one: training may leave traces
     at::manual_seed(100 + static_cast<std::uint64_t>(i));
     Tensor x = with_garbage(tokens, mask, i == 0 ? 1 : 1000).requires_grad_();
     const Tensor y = run(*attention, x, mask);
@@ -78,7 +78,7 @@ TEST_P(ZooProperties, PaddingChangesNoRowAndNoGradient) {
   }
   EXPECT_GT(outputs[0].abs().max().item<double>(), 1e-3);
   expect_near(outputs[1], outputs[0], 2e-5, "rows that count");
-  const auto names = attention->named_parameters().keys();
+  const auto names = made(config())->named_parameters().keys();
   for (std::size_t i = 0; i < gradients[0].size(); ++i) {
     const std::string what = "gradient of " + (i < names.size() ? names[i] : "the tokens");
     if (gradients[0][i].defined()) {
@@ -180,6 +180,7 @@ class Bf16Autocast {
 
 TEST_P(ZooProperties, RunsUnderBf16Autocast) {
   const auto attention = made(config());
+  attention->eval();
   const Tensor mask = mask_of({65, 20}, 65);
   Tensor x = 0.5 * random_tokens(2, 65, config().dim);
   const Tensor exact = run(*attention, x, mask).detach();
@@ -231,9 +232,9 @@ TEST(Zoo, EntriesSayEverything) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ZooProperties, testing::ValuesIn(property_cases()),
-                         [](const auto& info) {
+                         [](const auto& made_case) {
                            std::string name =
-                               info.param.name + (info.param.causal ? "_causal" : "");
+                               made_case.param.name + (made_case.param.causal ? "_causal" : "");
                            std::ranges::replace_if(
                                name, [](char c) { return std::isalnum(c) == 0; }, '_');
                            return name;
