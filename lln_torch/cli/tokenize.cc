@@ -117,9 +117,9 @@ int run_tokenize(const TokenizeOptions& options) {
 }
 
 void add_model_options(CLI::App& command, TokenizeRequest& work) {
-  CLI::Option* given = command.add_option(
-      "--tokenizer", work.tokenizer,
-      "Encode with this: a SentencePiece .model, a WordPiece vocab .txt, or bytes");
+  CLI::Option* given =
+      command.add_option("--tokenizer", work.tokenizer,
+                         "A SentencePiece .model, a WordPiece vocabulary .txt, or bytes");
   command.add_option("--vocab", work.training.vocabulary, "Pieces of the model that is trained")
       ->check(CLI::Range(16, 1 << 20))
       ->capture_default_str()
@@ -155,8 +155,7 @@ Verb add_tokenize(CLI::App& program) {
   TokenizeRequest& work = options->work;
   command
       ->add_option("FILE", work.files,
-                   "Text in UTF-8, also .xz, .gz or .zst; \"= Title =\" lines or blank lines "
-                   "separate documents")
+                   "UTF-8 text, also .xz or .gz; blank lines or titles part documents")
       ->required();
   command->add_option("-o,--output", work.output, "Folder for the shards")->required();
   CLI::Option* validation =

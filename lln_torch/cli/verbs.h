@@ -18,6 +18,7 @@ Verb add_dump(CLI::App& program);
 Verb add_embed(CLI::App& program);
 Verb add_eval(CLI::App& program);
 Verb add_generate(CLI::App& program);
+Verb add_preview(CLI::App& program);
 Verb add_tokenize(CLI::App& program);
 Verb add_train(CLI::App& program, const std::string& command_line);
 Verb add_zoo(CLI::App& program);

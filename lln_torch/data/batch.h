@@ -4,7 +4,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -43,6 +45,9 @@ struct Task {
   // frequent class, or the loss of the best constant prediction (unigram).
   double chance = 0;
   std::string chance_text;
+  // For people: the names of the classes (empty: numbers), and ids as text (empty: numbers).
+  std::vector<std::string> class_names;
+  std::function<std::string(std::span<const std::int32_t>)> text_of_ids;
 };
 
 constexpr std::int32_t kIgnoredLabel = -100;

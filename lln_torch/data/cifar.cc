@@ -55,10 +55,13 @@ void read_cifar_file(const std::string& path, std::size_t planes, CifarRecords& 
                                    path, i, i * record, *at));
     }
     records.labels.push_back(*at++);
-    for (std::size_t p = 0; p < kGreyPixels; ++p) {
-      const double grey = planes == 1 ? at[p]
-                                      : 0.2989 * at[p] + 0.5870 * at[p + kGreyPixels] +
-                                            0.1140 * at[p + 2 * kGreyPixels];
+    if (planes == 1) {
+      records.pixels.insert(records.pixels.end(), at, at + kGreyPixels);
+      continue;
+    }
+    for (const std::uint8_t* red = at; red < at + kGreyPixels; ++red) {
+      const double grey =
+          0.2989 * red[0] + 0.5870 * red[kGreyPixels] + 0.1140 * red[2 * kGreyPixels];
       records.pixels.push_back(static_cast<std::uint8_t>(grey + 0.5));
     }
   }
@@ -143,6 +146,7 @@ class CifarSource final : public Source {
     task_.kind = TaskKind::classes;
     task_.classes = kCifarClasses;
     task_.metrics = {"accuracy", "loss"};
+    task_.class_names = cifar_names();
     form_.describe(task_);
     const std::vector<std::int32_t> labels(shown().labels.begin() + first_shown_,
                                            shown().labels.end());

@@ -66,14 +66,15 @@ std::unique_ptr<Source> make_generated_source(Task task, const GeneratedSplits& 
   return std::make_unique<GeneratedSource>(std::move(task), splits, std::move(make));
 }
 
-TextRows padded_rows(const std::vector<std::vector<std::int32_t>>& rows, std::int64_t tokens,
+TextRows padded_rows(const std::vector<std::vector<std::int32_t>>& rows, const PaddedWidth& padded,
                      std::int32_t pad_id) {
   TextRows text;
   bool even = true;
   for (const auto& row : rows) {
     text.tokens = std::max(text.tokens, static_cast<std::int64_t>(row.size()));
   }
-  if (tokens > 0) text.tokens = tokens;
+  const std::int64_t rounded = (text.tokens + padded.unit - 1) / padded.unit * padded.unit;
+  text.tokens = padded.fixed ? padded.most : std::min(rounded, padded.most);
   const auto width = static_cast<std::size_t>(text.tokens);
   text.ids.assign(rows.size() * width, pad_id);
   text.mask.assign(rows.size() * width, 0);

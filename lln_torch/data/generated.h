@@ -1,6 +1,7 @@
 // Tasks whose examples are made, never stored: an example is a function of the seed, the split and
 // its index. Splits draw from streams of their own, so that no training example is taken from the
-// numbers that made a validation example.
+// numbers that made a validation example. What is held out is the same for every seed: results of
+// runs that differ in it can be compared.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -32,7 +33,7 @@ struct GeneratedSplits {
 // The numbers of one example of a task that has a stream of its own.
 inline Random example_random(const GeneratedSplits& splits, std::uint64_t task_stream, Split split,
                              std::int64_t index) {
-  return {splits.seed, task_stream + static_cast<std::uint64_t>(split),
+  return {split == Split::train ? splits.seed : 0, task_stream + static_cast<std::uint64_t>(split),
           static_cast<std::uint64_t>(index)};
 }
 
@@ -43,8 +44,14 @@ std::unique_ptr<Source> make_generated_source(Task task, const GeneratedSplits& 
                                               MakeExamples make);
 
 // Rows of different lengths in one block, padded on the right; the mask is left out where nothing
-// is padded. `tokens` 0: as wide as the longest row.
-TextRows padded_rows(const std::vector<std::vector<std::int32_t>>& rows, std::int64_t tokens,
+// is padded. As wide as the longest row, rounded up to `unit` so that not every batch is a shape of
+// its own, and never wider than `most`; `fixed`: always `most`.
+struct PaddedWidth {
+  std::int64_t most = 0;
+  std::int64_t unit = 1;
+  bool fixed = false;
+};
+TextRows padded_rows(const std::vector<std::vector<std::int32_t>>& rows, const PaddedWidth& width,
                      std::int32_t pad_id);
 
 // The classes of a validation set: its most frequent one, and the shares of all as text.

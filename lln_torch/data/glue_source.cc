@@ -12,8 +12,10 @@
 #include "lln/error.h"
 #include "lln_torch/config/settings.h"
 #include "lln_torch/data/glue.h"
+#include "lln_torch/data/preview.h"
 #include "lln_torch/data/text_examples.h"
 #include "lln_torch/data/text_sources.h"
+#include "lln_torch/data/word_memory.h"
 
 namespace lln_torch {
 namespace {
@@ -89,11 +91,14 @@ TextExamples read_glue_examples(const GlueTask& task, const FoundGlueFile& file,
                                 bool skip_corrupt) {
   TextExamples examples(tokenizer.vocabulary());
   const bool pair = !task.second.empty();
+  WordMemory memory;
   const std::unique_ptr<TextLines> lines = file.open();
   read_glue(task, file.file, *lines, skip_corrupt, [&](GlueExample&& example) {
-    const EncodedRow row = make_row(
-        tokenizer.special(), tokenizer.encode(example.first),
-        pair ? tokenizer.encode(example.second) : std::vector<std::int32_t>(), pair, tokens);
+    std::vector<std::int32_t> first, second;
+    memory.encode(tokenizer, example.first, first);
+    if (pair) memory.encode(tokenizer, example.second, second);
+    const EncodedRow row =
+        make_row(tokenizer.special(), std::move(first), std::move(second), pair, tokens);
     examples.add(row, example.label, example.score);
   });
   if (examples.ids.rows() == 0) {
@@ -113,7 +118,7 @@ const GlueTask& glue_task(const std::string& name) {
 
 std::unique_ptr<Source> make_glue_source(const Settings& data, const std::string& folder) {
   const GlueTask& glue = glue_task(data.text("task", ""));
-  const std::unique_ptr<Tokenizer> tokenizer = data_tokenizer(data, folder);
+  const std::shared_ptr<const Tokenizer> tokenizer = data_tokenizer(data, folder);
   const TextSourceOptions options = text_source_options(data);
   const std::int64_t tokens = data.integer("tokens", 128, 8, std::int64_t{1} << 20);
   const bool skip_corrupt = data.flag("skip_corrupt", false);
@@ -138,9 +143,11 @@ std::unique_ptr<Source> make_glue_source(const Settings& data, const std::string
   task.vocabulary = tokenizer->vocabulary();
   task.max_tokens = tokens;
   task.pad_id = tokenizer->special().pad;
+  task.class_names.assign(glue.labels.begin(), glue.labels.end());
+  task.text_of_ids = text_by(tokenizer);
   task.metrics.assign(glue.metrics.begin(), glue.metrics.end());
   if (task.kind == TaskKind::classes) {
-    set_class_chance(task, train, validation);
+    set_class_chance(task, validation);
   } else {
     task.chance_text = "a constant correlates with nothing";
   }

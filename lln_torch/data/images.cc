@@ -18,7 +18,14 @@ namespace {
 
 std::string images_path(const Settings& data, const std::string& folder) {
   const std::string name = data.text("set", "");
-  if (name.empty()) return folder;
+  if (name.empty()) {
+    std::error_code ignored;
+    if (std::filesystem::is_directory(folder, ignored) &&
+        !std::filesystem::exists(std::filesystem::path(folder) / "train", ignored)) {
+      data.refuse("set", "a folder or a tar in " + folder + ", which has no folder train itself");
+    }
+    return folder;
+  }
   return (std::filesystem::path(folder) / name).string();
 }
 
@@ -103,6 +110,7 @@ class ImagesSource final : public Source {
     task_.height = size_;
     task_.width = size_;
     task_.metrics = {"accuracy", "loss"};
+    task_.class_names = files_.classes();
     std::vector<std::int32_t> labels;
     for (const ImageFile* file : shown_) labels.push_back(file->label);
     const ClassBalance balance = class_balance(labels, task_.classes, files_.classes());

@@ -12,6 +12,7 @@
 #include "io/printable.h"
 #include "lln/error.h"
 #include "lln_torch/config/settings.h"
+#include "lln_torch/data/preview.h"
 #include "lln_torch/data/text_examples.h"
 #include "lln_torch/data/text_lines.h"
 #include "lln_torch/data/text_sources.h"
@@ -143,7 +144,7 @@ std::unique_ptr<Source> make_imdb_source(const Settings& data, const std::string
   const TextSourceOptions options = text_source_options(data);
   const std::int64_t tokens = data.integer("tokens", 4096, 16, std::int64_t{1} << 20);
   const bool start_token = data.flag("start_token", false);
-  const std::unique_ptr<Tokenizer> bytes = byte_tokenizer();
+  const std::shared_ptr<const Tokenizer> bytes = byte_tokenizer();
   TextExamples train = encode_reviews(read_reviews(folder, "train"), *bytes, tokens, start_token);
   TextExamples validation =
       encode_reviews(read_reviews(folder, "test"), *bytes, tokens, start_token);
@@ -159,8 +160,10 @@ std::unique_ptr<Source> make_imdb_source(const Settings& data, const std::string
   task.vocabulary = bytes->vocabulary();
   task.max_tokens = tokens;
   task.pad_id = bytes->special().pad;
+  task.class_names = {"negative", "positive"};
+  task.text_of_ids = text_by(bytes);
   task.metrics = {"accuracy"};
-  set_class_chance(task, train, validation);
+  set_class_chance(task, validation);
   return make_example_source(std::move(task), std::move(train), std::move(validation), options);
 }
 

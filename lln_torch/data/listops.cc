@@ -137,8 +137,9 @@ std::unique_ptr<Source> make_listops_source(const Settings& data, const std::str
   task.max_tokens = shape.shorter_than - 1;
   task.pad_id = kListOpsPad;
   task.metrics = {"accuracy", "loss"};
+  task.text_of_ids = listops_text;
 
-  const std::int64_t tokens = fixed ? task.max_tokens : 0;
+  const PaddedWidth width{.most = task.max_tokens, .unit = 64, .fixed = fixed};
   const MakeExamples make = [=](Split split, const std::vector<std::int64_t>& indices) {
     Batch batch;
     batch.rows = static_cast<std::int64_t>(indices.size());
@@ -149,7 +150,7 @@ std::unique_ptr<Source> make_listops_source(const Settings& data, const std::str
       rows.push_back(std::move(example.ids));
       batch.labels.push_back(example.value);
     }
-    batch.text = padded_rows(rows, tokens, kListOpsPad);
+    batch.text = padded_rows(rows, width, kListOpsPad);
     return batch;
   };
   std::vector<std::int64_t> all;

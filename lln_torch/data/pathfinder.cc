@@ -18,11 +18,16 @@ namespace {
 constexpr int kStartDistance = 7;   // between the first dashes of the two contours
 constexpr double kLongLight = 1.5;  // 2 times .75: the long contours are the dimmer ones
 constexpr double kShortLight = 2;
+// Where the first contour starts: how often the discs of the reference set stand on each of the
+// nine pixels in the middle, row by row.
+constexpr int kFirstStart = 14;
+constexpr std::array<std::int64_t, 9> kStarts = {77, 100, 133, 65, 100, 127, 63, 142, 159};
+constexpr std::int64_t kStartSum = 966;
 constexpr int kDashTries = 3;
 // Left to themselves the short contours fill pictures of this size: 4.6 of 5 find a place. In the
 // reference set there are 1.1 on average, spread as 5 tosses are, and seldom on a long contour. So
 // each is tossed for, tried once, and kept one pixel away from the long ones.
-constexpr double kShortShare = 0.54;
+constexpr double kShortShare = 0.465;
 constexpr double kCrossing = 1.8;  // two dashes may not take a place together
 constexpr double kFree = 0.3;      // a first dash may touch what is taken no more than this
 
@@ -134,11 +139,9 @@ class PathfinderPainter {
   bool grow_long(std::array<GrowingContour, 2>& contours, std::int64_t length) {
     taken_.fill(0);
     close_frame(taken_, 1);
-    PathfinderPlane middle = taken_;
-    close_frame(middle, 2 * kStartDistance);
-    if (!begin(contours[0], middle, 2 * kStartDistance, kLongLight)) return false;
+    const PathfinderPoint start = random_start();
+    begin_at(contours[0], start, random_degrees(), kLongLight);
     const double turn = random_degrees();
-    const PathfinderPoint start = contours[0].first_end;
     const auto nearest = [](double x) { return static_cast<int>(std::lround(x)); };
     begin_at(contours[1],
              {nearest(start.row + kStartDistance * std::sin(turn)),
@@ -157,7 +160,7 @@ class PathfinderPainter {
   void grow_short(PathfinderPlane& image, const PathfinderShape& shape) {
     const PathfinderPlane before = taken_;
     GrowingContour contour;
-    bool grown = begin(contour, taken_, 1, kShortLight);
+    bool grown = begin(contour, kShortLight);
     for (std::int64_t i = 1; grown && i < shape.distractor_length; ++i) {
       grown = extend(contour, kShortLight);
     }
@@ -167,6 +170,13 @@ class PathfinderPainter {
     }
     close_last(contour);
     join_planes(image, contour.drawn);
+  }
+
+  PathfinderPoint random_start() {
+    std::int64_t left = random_.below(kStartSum);
+    std::size_t i = 0;
+    while (left >= kStarts[i]) left -= kStarts[i++];
+    return {kFirstStart + static_cast<int>(i) / 3, kFirstStart + static_cast<int>(i) % 3};
   }
 
   static void close_frame(PathfinderPlane& plane, int width) {
@@ -183,11 +193,11 @@ class PathfinderPainter {
     return static_cast<double>(random_.between(-180, 179)) * std::numbers::pi / 180;
   }
 
-  // A first dash somewhere in the free part of `taken`, which has a closed frame.
-  bool begin(GrowingContour& contour, const PathfinderPlane& taken, int frame, double light) {
+  // A first dash somewhere in what is free.
+  bool begin(GrowingContour& contour, double light) {
     for (int tries = 0; tries < kDashTries; ++tries) {
       const double angle = random_degrees();
-      const std::vector<PathfinderPoint> places = free_places(taken, frame, dash_stamp(angle));
+      const std::vector<PathfinderPoint> places = free_places(dash_stamp(angle));
       if (places.empty()) return false;
       const PathfinderPoint start = places[random_.below(std::uint64_t{places.size()})];
       if (begin_at(contour, start, angle, light)) return true;
@@ -226,8 +236,7 @@ class PathfinderPainter {
 
   // Starts from which a dash with its margin touches nothing. What is asked lies one pixel down and
   // right of the dash, as in the published program.
-  static std::vector<PathfinderPoint> free_places(const PathfinderPlane& taken, int frame,
-                                                  const DashStamp& stamp) {
+  std::vector<PathfinderPoint> free_places(const DashStamp& stamp) const {
     constexpr int kReach = kDashLength + kDashMargin;
     std::vector<PathfinderPoint> needed;
     for (int r = -kReach; r <= kReach; ++r) {
@@ -240,13 +249,11 @@ class PathfinderPainter {
       }
     }
     std::vector<PathfinderPoint> places;
-    const int first = std::max(0, frame - kReach);  // what is needed reaches no further inwards
-    const int end = kPathfinderSize - first;
-    for (int row = first; row < end; ++row) {
-      for (int column = first; column < end; ++column) {
+    for (int row = 0; row < kPathfinderSize; ++row) {
+      for (int column = 0; column < kPathfinderSize; ++column) {
         const bool free = std::all_of(needed.begin(), needed.end(), [&](PathfinderPoint d) {
           const PathfinderPoint p{row + d.row, column + d.column};
-          return !inside(p) || taken[pixel_at(p.row, p.column)] <= kFree;
+          return !inside(p) || taken_[pixel_at(p.row, p.column)] <= kFree;
         });
         if (free) places.push_back({row, column});
       }
@@ -293,10 +300,14 @@ class PathfinderPainter {
   }
 
   void widen_taken() {
-    PathfinderPlane wider{};
+    PathfinderPlane frame{};
+    close_frame(frame, 1);
+    PathfinderPlane wider = taken_;
+    for (std::size_t i = 0; i < taken_.size(); ++i) taken_[i] -= frame[i];
     for (int row = 0; row < kPathfinderSize; ++row) {
       for (int column = 0; column < kPathfinderSize; ++column) {
-        wider[pixel_at(row, column)] = taken_near({row, column});
+        float& pixel = wider[pixel_at(row, column)];
+        pixel = std::max(pixel, taken_near({row, column}));
       }
     }
     taken_ = wider;

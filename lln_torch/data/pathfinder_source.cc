@@ -23,6 +23,7 @@ std::unique_ptr<Source> make_pathfinder_source(const Settings& data,
   task.kind = TaskKind::classes;
   task.classes = 2;
   task.metrics = {"accuracy", "loss"};
+  task.class_names = {"apart", "connected"};
   task.chance = 0.5;
   task.chance_text = "a coin: 50.0%, connected or not";
   form.describe(task);

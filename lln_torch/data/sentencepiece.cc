@@ -15,6 +15,7 @@
 namespace lln_torch {
 namespace {
 
+constexpr const char* kSpacePiece = "\xE2\x96\x81";  // a space inside pieces
 constexpr std::uint64_t kLargestModel = std::uint64_t{1} << 28;
 
 class SentencePieceTokenizer final : public Tokenizer {
@@ -36,6 +37,12 @@ class SentencePieceTokenizer final : public Tokenizer {
       fingerprint_ = (fingerprint_ ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
     }
     vocabulary_ = pieces_.GetPieceSize();
+    for (int id = 0; id < pieces_.GetPieceSize(); ++id) {
+      if (pieces_.IdToPiece(id).rfind(kSpacePiece) != pieces_.IdToPiece(id).find(kSpacePiece) ||
+          pieces_.IdToPiece(id).find(kSpacePiece, 1) != std::string::npos) {
+        word_by_word_ = false;
+      }
+    }
     special_.unknown = pieces_.unk_id();
     special_.pad = pieces_.pad_id() >= 0 ? pieces_.pad_id() : find({"[PAD]", "<pad>"});
     special_.start = pieces_.bos_id() >= 0 ? pieces_.bos_id() : find({"[CLS]", "<s>"});
@@ -69,6 +76,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     return text;
   }
 
+  bool word_by_word() const override { return word_by_word_; }
   std::int64_t vocabulary() const override { return vocabulary_; }
   const SpecialTokens& special() const override { return special_; }
   std::uint64_t fingerprint() const override { return fingerprint_; }
@@ -85,6 +93,7 @@ class SentencePieceTokenizer final : public Tokenizer {
 
   sentencepiece::SentencePieceProcessor pieces_;
   std::int64_t vocabulary_ = 0;
+  bool word_by_word_ = true;  // no piece goes on behind a space
   SpecialTokens special_;
   std::uint64_t fingerprint_ = 0xCBF29CE484222325u;
 };

@@ -20,6 +20,11 @@ struct SourceEntry {
 
 const std::vector<SourceEntry>& entries() {
   static const std::vector<SourceEntry> list = {
+      {"cifar10-grey", make_cifar_source},
+      {"images", make_images_source},
+      {"listops", make_listops_source},
+      {"mqar", make_mqar_source},
+      {"pathfinder32", make_pathfinder_source},
       {"mlm", make_mlm_source},
       {"lm", make_lm_source},
       {"sst2", make_glue_source},
@@ -32,11 +37,6 @@ const std::vector<SourceEntry>& entries() {
       {"qqp", make_glue_source},
       {"imdb", make_imdb_source},
       {"wiki-pairs", make_wiki_pairs_source},
-      {"cifar10-grey", make_cifar_source},
-      {"images", make_images_source},
-      {"listops", make_listops_source},
-      {"mqar", make_mqar_source},
-      {"pathfinder32", make_pathfinder_source},
   };
   return list;
 }

@@ -124,15 +124,15 @@ void TextExamples::add(const EncodedRow& row, std::int32_t label, float score) {
   scores.push_back(score);
 }
 
-void set_class_chance(Task& task, const TextExamples& train, const TextExamples& validation) {
+void set_class_chance(Task& task, const TextExamples& validation) {
   std::map<std::int32_t, std::int64_t> counts;
-  for (const std::int32_t label : train.labels) ++counts[label];
+  for (const std::int32_t label : validation.labels) ++counts[label];
   const auto most =
       std::max_element(counts.begin(), counts.end(),
                        [](const auto& a, const auto& b) { return a.second < b.second; });
   const std::vector<std::int32_t> constant(validation.labels.size(), most->first);
   task.chance = class_metric(task.metrics.front(), constant, validation.labels);
-  task.chance_text = fmt::format("{} of always class {}, the most frequent one",
+  task.chance_text = fmt::format("{} of always class {}, the most frequent of the validation set",
                                  task.metrics.front(), most->first);
 }
 

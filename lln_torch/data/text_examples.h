@@ -43,9 +43,9 @@ struct TextExamples {
   std::vector<float> scores;                 // of TaskKind::score
 };
 
-// Fills chance and chance_text of a task: the most frequent class of the training set on the
-// validation set, by the first metric of the task.
-void set_class_chance(Task& task, const TextExamples& train, const TextExamples& validation);
+// Fills chance and chance_text of a task: always the most frequent class of the validation set, by
+// the first metric of the task.
+void set_class_chance(Task& task, const TextExamples& validation);
 
 struct TextSourceOptions {
   std::uint64_t seed = 0;

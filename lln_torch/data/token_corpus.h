@@ -59,7 +59,7 @@ struct TokenCorpus {
   explicit TokenCorpus(const std::string& folder);
 
   CorpusIndex index;
-  std::unique_ptr<Tokenizer> tokenizer;
+  std::shared_ptr<const Tokenizer> tokenizer;
   TokenSequence train;
   TokenSequence validation;
 };

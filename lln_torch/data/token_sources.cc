@@ -8,6 +8,7 @@
 
 #include "lln/error.h"
 #include "lln_torch/config/settings.h"
+#include "lln_torch/data/preview.h"
 #include "lln_torch/data/random.h"
 #include "lln_torch/data/text_sources.h"
 #include "lln_torch/data/token_corpus.h"
@@ -52,6 +53,7 @@ class TokenSource : public Source {
     task_.vocabulary = corpus_.tokenizer->vocabulary();
     task_.max_tokens = tokens_;
     task_.pad_id = corpus_.tokenizer->special().pad;
+    task_.text_of_ids = text_by(corpus_.tokenizer);
     task_.metrics = {"loss"};
   }
 

@@ -16,6 +16,7 @@
 #include "lln/error.h"
 #include "lln_torch/data/documents.h"
 #include "lln_torch/data/random.h"
+#include "lln_torch/data/word_memory.h"
 
 namespace lln_torch {
 namespace {
@@ -85,6 +86,7 @@ class ShardSet {
         parallel_(parallel),
         hooks_(hooks),
         name_(std::move(name)),
+        memories_(static_cast<std::size_t>(parallel.workers())),
         writer_(tokenizer.vocabulary(), tokenizer.fingerprint()) {}
 
   void add(std::vector<std::string> lines) {
@@ -107,12 +109,12 @@ class ShardSet {
     std::vector<std::vector<std::int32_t>> encoded(waiting_.size());
     std::exception_ptr fault;
     std::mutex lock;  // of the fault
-    const auto work = [&](std::int64_t d) {
+    const auto work = [&](std::int64_t d, int worker) {
       try {
         std::vector<std::int32_t>& ids = encoded[static_cast<std::size_t>(d)];
+        WordMemory& memory = memories_[static_cast<std::size_t>(worker)];
         for (const std::string& line : waiting_[static_cast<std::size_t>(d)]) {
-          const std::vector<std::int32_t> more = tokenizer_.encode(line);
-          ids.insert(ids.end(), more.begin(), more.end());
+          memory.encode(tokenizer_, line, ids);
         }
         if (!ids.empty()) ids.push_back(tokenizer_.special().separator);
       } catch (...) {
@@ -122,7 +124,9 @@ class ShardSet {
     };
     parallel_.run(
         static_cast<std::int64_t>(waiting_.size()),
-        [](void* context, std::int64_t d, int) { (*static_cast<decltype(work)*>(context))(d); },
+        [](void* context, std::int64_t d, int worker) {
+          (*static_cast<decltype(work)*>(context))(d, worker);
+        },
         const_cast<void*>(static_cast<const void*>(&work)));
     if (fault) std::rethrow_exception(fault);
     for (std::size_t d = 0; d < encoded.size(); ++d) {
@@ -153,6 +157,7 @@ class ShardSet {
   lln::Parallel& parallel_;
   const TokenizeHooks& hooks_;
   std::string name_;
+  std::vector<WordMemory> memories_;  // of every worker
   TokenShardWriter writer_;
   std::vector<std::vector<std::string>> waiting_;
   std::size_t waiting_bytes_ = 0;

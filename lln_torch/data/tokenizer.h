@@ -34,6 +34,8 @@ class Tokenizer {
   virtual std::string decode(std::span<const std::int32_t> ids) const = 0;    // skips special ones
   virtual std::int64_t vocabulary() const = 0;  // of ids: all are below it
   virtual const SpecialTokens& special() const = 0;
+  // Words between spaces are encoded one by one, so that those seen before need no work.
+  virtual bool word_by_word() const { return false; }
   // Of the model or vocabulary: shards name the tokenizer that made them by it.
   virtual std::uint64_t fingerprint() const = 0;
 };

@@ -11,6 +11,7 @@
 #include "lln_torch/config/settings.h"
 #include "lln_torch/data/documents.h"
 #include "lln_torch/data/example_order.h"
+#include "lln_torch/data/preview.h"
 #include "lln_torch/data/random.h"
 #include "lln_torch/data/text_sources.h"
 
@@ -81,6 +82,8 @@ class WikiPairSource final : public Source {
     task_.vocabulary = tokenizer_->vocabulary();
     task_.max_tokens = bytes;
     task_.pad_id = tokenizer_->special().pad;
+    task_.class_names = {"apart", "one article"};
+    task_.text_of_ids = text_by(tokenizer_);
     task_.metrics = {"accuracy"};
     task_.chance = 0.5;
     task_.chance_text = "half of the pairs match";
@@ -137,7 +140,7 @@ class WikiPairSource final : public Source {
   Passages validation_;
   std::uint64_t seed_;
   ExampleOrder order_;
-  std::unique_ptr<Tokenizer> tokenizer_;
+  std::shared_ptr<const Tokenizer> tokenizer_;
 };
 
 }  // namespace

@@ -32,18 +32,34 @@ bool is_chinese(UChar32 c) {
          (c >= 0xF900 && c <= 0xFAFF) || (c >= 0x2F800 && c <= 0x2FA1F);
 }
 
+// The category as Unicode 8 has it, the version of the tables in transformers' tokenizer: what is
+// newer is unassigned there, and six characters were something else.
+std::uint32_t category_mask(UChar32 c) {
+  constexpr int kTablesVersion = 8;
+  if (c == 0x166D || c == 0x111C9) return U_GC_PO_MASK;
+  if (c == 0x1885 || c == 0x1886) return U_GC_LO_MASK;
+  if (c == 0x1734) return U_GC_MN_MASK;
+  if (c == 0xA9BD) return U_GC_MC_MASK;
+  const std::uint32_t mask = U_GET_GC_MASK(c);
+  const std::uint32_t matters = U_GC_P_MASK | U_GC_MN_MASK | U_GC_CF_MASK | U_GC_CO_MASK;
+  if (c < 0x80 || (mask & matters) == 0) return mask;
+  UVersionInfo version;
+  u_charAge(c, version);
+  return version[0] > kTablesVersion ? U_GC_CN_MASK : mask;
+}
+
 bool is_space(UChar32 c) { return u_isUWhiteSpace(c) != 0; }
 
 bool is_removed(UChar32 c) {
   if (c == '\t' || c == '\n' || c == '\r') return false;
   const std::uint32_t control = U_GC_CC_MASK | U_GC_CF_MASK | U_GC_CO_MASK;  // unassigned ones stay
-  return c == 0 || c == 0xFFFD || (U_GET_GC_MASK(c) & control) != 0;
+  return c == 0 || c == 0xFFFD || (category_mask(c) & control) != 0;
 }
 
 bool is_punctuation(UChar32 c) {
   const bool ascii = (c >= 33 && c <= 47) || (c >= 58 && c <= 64) || (c >= 91 && c <= 96) ||
                      (c >= 123 && c <= 126);
-  return ascii || (U_GET_GC_MASK(c) & U_GC_P_MASK) != 0;
+  return ascii || (category_mask(c) & U_GC_P_MASK) != 0;
 }
 
 icu::UnicodeString without_accents(const icu::UnicodeString& text) {
@@ -58,7 +74,7 @@ icu::UnicodeString without_accents(const icu::UnicodeString& text) {
   icu::UnicodeString kept;
   for (std::int32_t i = 0; i < parts.length(); i = parts.moveIndex32(i, 1)) {
     const UChar32 c = parts.char32At(i);
-    if (u_charType(c) != U_NON_SPACING_MARK) kept.append(c);
+    if ((category_mask(c) & U_GC_MN_MASK) == 0) kept.append(c);
   }
   return kept;
 }
@@ -153,6 +169,7 @@ class WordPieceTokenizer final : public Tokenizer {
     return text;
   }
 
+  bool word_by_word() const override { return true; }
   std::int64_t vocabulary() const override { return vocabulary_; }
   const SpecialTokens& special() const override { return special_; }
   std::uint64_t fingerprint() const override { return fingerprint_; }

@@ -24,7 +24,18 @@
   ENTRY(performer) \
   ENTRY(cosformer) \
   ENTRY(kvt) \
-  ENTRY(local)
+  ENTRY(local) \
+  ENTRY(linformer) \
+  ENTRY(reformer) \
+  ENTRY(nystromformer) \
+  ENTRY(skyformer) \
+  ENTRY(longformer) \
+  ENTRY(bigbird) \
+  ENTRY(luna) \
+  ENTRY(transformer_ls) \
+  ENTRY(fnet) \
+  ENTRY(synthesizer) \
+  ENTRY(informer)
 // clang-format on
 
 namespace lln_torch {

@@ -46,7 +46,7 @@ ALLOWED_INCLUDES = {
     "lln_torch/data": {"lln", "io", "lln_torch/config", "lln_torch/data", "fmt", "nlohmann",
                        "unicode"},
 }
-SYSTEM_FOLDERS = ("cli", "src/io", "src/cpu", "src/cuda", "lln_torch")
+SYSTEM_FOLDERS = ("cli", "src/io", "src/cpu", "src/cuda", "lln_torch", "lln_torch/data")
 TORCH = {"torch", "ATen", "c10"}
 NO_TORCH_FOLDERS = ("include", "src", "cli", "conformance", "bench", "lln_torch/config",
                     "lln_torch/data")
