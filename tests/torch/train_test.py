@@ -129,17 +129,18 @@ class Train(Training):
 
 
 class Documentation(unittest.TestCase):
-    ASKED = re.compile(r"\.(?:integer|number|flag|choice|texts?|required_text|table)\(\s*\"(\w+)\"")
+    ASKED = re.compile(
+        r"\.(?:integer|number|flag|choice|texts?|required_text|table)\(\s*\"(\w+)\"")
 
     def test_every_key_of_a_config_is_described(self):
         text = "".join((small_training.ROOT / "docs" / name).read_text(encoding="utf-8")
-                       for name in ("training.md", "zoo.md"))
+                       for name in ("training.md", "zoo.md", "data.md", "data_images.md"))
         described = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", text))))
         described |= set(re.findall(r"^### \[(\w+)\]", text, re.MULTILINE))
         for folder in ("train", "models", "data", "zoo"):
             for path in sorted((small_training.ROOT / "lln_torch" / folder).glob("*.cc")):
                 for key in self.ASKED.findall(path.read_text(encoding="utf-8")):
-                    self.assertIn(key, described, f"{path.name}: neither docs/training.md nor docs/zoo.md has it")
+                    self.assertIn(key, described, f"{path.name}: no page has this key")
 
     def test_keys_of_the_configs_are_described(self):
         text = (small_training.ROOT / "docs/training.md").read_text(encoding="utf-8")
