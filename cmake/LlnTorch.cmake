@@ -44,10 +44,12 @@ function(lln_import_torch folder)
   add_library(lln_libtorch INTERFACE IMPORTED GLOBAL)
   target_include_directories(lln_libtorch SYSTEM INTERFACE
     "${folder}/include" "${folder}/include/torch/csrc/api/include")
+  # libstdc++ before it: libtorch carries functions of std::filesystem out of the compiler that it was
+  # built with, and a program that finds those first jumps into nothing (remove_all of torch 2.11).
   # libtorch.so stands for the CPU part and, where the wheel has one, the CUDA part; nothing of ours
   # refers to the latter, so the linker would drop it.
   target_link_libraries(lln_libtorch INTERFACE
-    -Wl,--push-state,--no-as-needed "${folder}/lib/libtorch.so" -Wl,--pop-state
+    -Wl,--push-state,--no-as-needed stdc++ "${folder}/lib/libtorch.so" -Wl,--pop-state
     "${folder}/lib/libtorch_cpu.so" "${folder}/lib/libc10.so")
   # torch brings headers of a newer fmt than the system has a library of.
   target_compile_definitions(lln_libtorch INTERFACE FMT_HEADER_ONLY)

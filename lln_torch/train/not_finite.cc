@@ -9,7 +9,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <cmath>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -43,11 +45,15 @@ thread_local bool inside_watch = false;
 
 bool has_any(const at::Tensor& bad) { return bad.any().item<bool>(); }
 
-// Memory that is not written yet may hold anything.
-bool leaves_memory_unset(std::string_view name) {
-  return name.find("empty") != std::string_view::npos ||
-         name.find("resize") != std::string_view::npos ||
-         name.find("set_") != std::string_view::npos || name.find("view") != std::string_view::npos;
+// Memory that is not written yet may hold anything: what makes it, and views, are not looked at.
+bool computes(std::string_view name) {
+  constexpr std::array kOthers = {
+      "empty",   "resize", "set_",    "view",       "as_strided", "slice", "select",  "transpose",
+      "permute", "expand", "squeeze", "narrow",     "detach",     "alias", "reshape", "split",
+      "chunk",   "unbind", "::t",     "contiguous", "clone",      "fill_", "zero_"};
+  return std::none_of(kOthers.begin(), kOthers.end(), [&](std::string_view other) {
+    return other == "::t" ? name.ends_with(other) : name.find(other) != std::string_view::npos;
+  });
 }
 
 template <class Values>
@@ -91,8 +97,10 @@ std::unique_ptr<at::ObserverContext> watch_begin(const at::RecordFunction& funct
       const auto known = watch->parameters.find(input.storage().data());
       if (known != watch->parameters.end()) watch->last_parameter = known->second;
     }
-    // Results of functions that are not torch's own are seen when the next one takes them.
-    if (!leaves_memory_unset(function.name())) {
+    // Results of functions that are not torch's own are seen when the next one takes them. What
+    // an operation in place writes over is no input of it.
+    const std::string_view name = function.name();
+    if (computes(name) && !name.ends_with('_')) {
       note_operation(*watch, function, inputs, "the input");
     }
   }
@@ -102,7 +110,7 @@ std::unique_ptr<at::ObserverContext> watch_begin(const at::RecordFunction& funct
 
 void watch_end(const at::RecordFunction& function, at::ObserverContext*) {
   WatchState* const watch = current_watch;
-  if (watch == nullptr || inside_watch || leaves_memory_unset(function.name())) return;
+  if (watch == nullptr || inside_watch || !computes(function.name())) return;
   inside_watch = true;
   {
     const std::lock_guard guard(watch->lock);
@@ -213,9 +221,11 @@ std::string layers_text(const Recorder& recorder, bool causal) {
 std::string describe_not_finite(Model& model, const std::vector<Batch>& parts, const StepSums& sums,
                                 const StepOptions& options, const torch::Device& device,
                                 bool causal) {
-  std::string text =
-      fmt::format("step {}: the loss is {} and the norm of the gradient {}\nbatch: {}",
-                  *sums.bad_step + 1, sums.bad_loss, sums.bad_gradient_norm, batch_text(parts));
+  // Without the sign of a NaN, which means nothing.
+  const auto plain = [](double x) { return std::isnan(x) ? "nan" : fmt::format("{:.4g}", x); };
+  std::string text = fmt::format(
+      "step {}: the loss is {} and the norm of the gradient {}\nbatch: {}", *sums.bad_step + 1,
+      plain(sums.bad_loss), plain(sums.bad_gradient_norm), batch_text(parts));
   const std::vector<std::string> weights = parameters_with(model, /*gradients=*/false);
   if (!weights.empty()) text += "\nweights that are not finite: " + few(weights);
 

@@ -123,7 +123,7 @@ class Training : public testing::Test {
   void SetUp() override {
     std::string name = (fs::temp_directory_path() / "lln_loop_XXXXXX").string();
     folder_ = ::mkdtemp(name.data());
-    prepare_torch(2, torch::kCPU);
+    prepare_torch(1, torch::kCPU);
   }
   void TearDown() override { fs::remove_all(folder_); }
 

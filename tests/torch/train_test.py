@@ -129,16 +129,18 @@ class Train(Training):
 
 
 class Documentation(unittest.TestCase):
-    ASKED = re.compile(r"\.(?:integer|number|flag|choice|texts?|required_text|table)\(\s*\"(\w+)\"")
+    ASKED = re.compile(
+        r"\.(?:integer|number|flag|choice|texts?|required_text|table)\(\s*\"(\w+)\"")
 
     def test_every_key_of_a_config_is_described(self):
-        text = (small_training.ROOT / "docs/training.md").read_text(encoding="utf-8")
+        text = "".join((small_training.ROOT / "docs" / name).read_text(encoding="utf-8")
+                       for name in ("training.md", "zoo.md", "data.md", "data_images.md"))
         described = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", text))))
         described |= set(re.findall(r"^### \[(\w+)\]", text, re.MULTILINE))
         for folder in ("train", "models", "data", "zoo"):
             for path in sorted((small_training.ROOT / "lln_torch" / folder).glob("*.cc")):
                 for key in self.ASKED.findall(path.read_text(encoding="utf-8")):
-                    self.assertIn(key, described, f"{path.name}: docs/training.md has no {key}")
+                    self.assertIn(key, described, f"{path.name}: no page has this key")
 
     def test_keys_of_the_configs_are_described(self):
         text = (small_training.ROOT / "docs/training.md").read_text(encoding="utf-8")
@@ -191,6 +193,12 @@ class Compare(Training):
         self.assertEqual([r["attention"] for r in found["runs"]], ["lln+diag", "softmax+diag"])
         self.assertTrue(all(r["tokens_per_second"] > 0 for r in found["runs"]))
 
+        # Runs of other tasks are not compared.
+        facts = pathlib.Path(self.runs[1], "run.json")
+        facts.write_text(facts.read_text(encoding="utf-8").replace('"mqar"', '"listops"'),
+                         encoding="utf-8")
+        self.assertIn("one task", lln("compare", *self.runs, expect=2).stderr)
+
     def test_the_page(self):
         page = self.path("page.html")
         lln("compare", *self.runs, "--report", page)
@@ -212,12 +220,6 @@ class Compare(Training):
         phone, _ = headless_browser.Browser(browser).load(page, (390, 844))
         root = phone.all("html")[0].attributes
         self.assertLessEqual(int(root["data-content-width"]), 390)
-
-    def test_other_tasks_are_not_compared(self):
-        facts = pathlib.Path(self.runs[1], "run.json")
-        facts.write_text(facts.read_text(encoding="utf-8").replace('"mqar"', '"listops"'),
-                         encoding="utf-8")
-        self.assertIn("one task", lln("compare", *self.runs, expect=2).stderr)
 
 
 if __name__ == "__main__":
