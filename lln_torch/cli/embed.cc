@@ -149,14 +149,13 @@ Verb add_embed(CLI::App& program) {
       program.add_subcommand("embed", "Sentence embeddings by a pretrained encoder");
   auto request = std::make_shared<EmbedRequest>();
   command
-      ->add_option("model", request->folder,
+      ->add_option("MODEL", request->folder,
                    "Folder of a BERT-type model: config.json, model.safetensors, vocab.txt")
       ->required();
   command->add_option("-i,--input", request->input, "Sentences, one a line; -: stdin")
       ->capture_default_str();
   command->add_option("-o,--output", request->output,
-                      "safetensors file to write: embeddings [sentences, dim]; without it the "
-                      "similarities are printed");
+                      "Safetensors file to write; without it similarities are printed");
   command->add_option("--attention", request->attention,
                       "In place of the model's own: any of `lln zoo` with its four projections");
   command->add_option("--set", request->options, "A setting of that attention, KEY=VALUE")

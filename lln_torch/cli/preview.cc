@@ -154,7 +154,7 @@ Verb add_preview(CLI::App& program) {
   CLI::App* command =
       program.add_subcommand("preview", "Show examples of a task as a model sees them");
   command
-      ->add_option("task", options->task,
+      ->add_option("TASK", options->task,
                    "The task (a wrong name lists all), or a config with a table [data]")
       ->required();
   command->add_option("--data", options->data, "The folder that the task reads");

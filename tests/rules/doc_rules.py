@@ -149,26 +149,37 @@ def check_problems(root, program):
 
 
 def check_options(root, program):
-    """docs/cli.md names the options that the help texts name, no more and no fewer."""
+    """A page of verbs names the options that their help texts name, no more and no fewer."""
     def help_text(*verb):
         return subprocess.run([program, *verb, "--help"], capture_output=True, text=True).stdout
 
-    # CLI11 lists subcommands below this heading, two spaces in.
-    verbs = re.findall(r"^  ([a-z]+) ", help_text().partition("Subcommands:")[2], re.MULTILINE)
-    offered = set(OPTION.findall(help_text().partition("Subcommands:")[0]))
-    for verb in verbs:
-        offered |= set(OPTION.findall(help_text(verb).partition("Examples:")[0]))
-    text = (root / "docs/cli.md").read_text(encoding="utf-8")
+    # CLI11 lists subcommands below a heading, two spaces in. The verbs of the second heading have a
+    # page of their own, since they need not be built in.
+    offered, _, listed = help_text().partition("Subcommands:")
+    core, _, torch = listed.partition("Training (LibTorch layer):")
+    info = subprocess.run([program, "info"], capture_output=True, text=True).stdout
+    pages = [("docs/cli.md", core, offered)]
+    if re.search(r"^torch +built in", info, re.MULTILINE):
+        pages.append(("docs/cli_training.md", torch, "--help --json --threads"))
+    for page, listed, offered in pages:
+        verbs = re.findall(r"^  ([a-z]+) ", listed, re.MULTILINE)
+        options = set(OPTION.findall(offered))
+        for verb in verbs:
+            options |= set(OPTION.findall(help_text(verb).partition("Examples:")[0]))
+        yield from compare_options(page, (root / page).read_text(encoding="utf-8"), verbs, options)
+
+
+def compare_options(page, text, verbs, options):
     described = set(OPTION.findall(text))
-    for option in sorted(offered - described):
-        yield f"docs/cli.md:1: {option} is in a help text but not here"
-    for option in sorted(described - offered):
-        yield f"docs/cli.md:{line_of(text, text.index(option))}: {option} is in no help text"
+    for option in sorted(options - described):
+        yield f"{page}:1: {option} is in a help text but not here"
+    for option in sorted(described - options):
+        yield f"{page}:{line_of(text, text.index(option))}: {option} is in no help text"
     for verb in verbs:
         if f"`{verb}" not in text:
-            yield f"docs/cli.md:1: the verb {verb} is not described"
+            yield f"{page}:1: the verb {verb} is not described"
     if not verbs:
-        yield "docs/cli.md:1: the help text of the program lists no verbs"
+        yield f"{page}:1: the help text of the program lists no verbs"
 
 
 PROGRAM_RULES = (check_problems, check_options)
