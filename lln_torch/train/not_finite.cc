@@ -35,7 +35,7 @@ struct FirstFaults {
 // What the callbacks of torch's profiler, which are plain functions, see of the watch.
 struct WatchState {
   std::mutex lock;
-  std::map<const void*, std::string> parameters;  // by their storage
+  std::map<const void*, std::string> parameters;  // modules, by the storage of their parameters
   std::string last_parameter;
   FirstFaults faults;
   bool backward = false;
@@ -124,7 +124,9 @@ class OperationWatch {
  public:
   explicit OperationWatch(const Model& model) {
     for (const auto& item : model.named_parameters()) {
-      state_.parameters[item.value().storage().data()] = item.key();
+      // Its module: which of weight and bias an operation takes last says nothing.
+      state_.parameters[item.value().storage().data()] =
+          item.key().substr(0, item.key().rfind('.'));
     }
     current_watch = &state_;
     handle_ = at::addGlobalCallback(at::RecordFunctionCallback(watch_begin, watch_end)
