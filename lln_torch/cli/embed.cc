@@ -157,7 +157,7 @@ Verb add_embed(CLI::App& program) {
   command->add_option("-o,--output", request->output,
                       "Safetensors file to write; without it similarities are printed");
   command->add_option("--attention", request->attention,
-                      "In place of the model's own: any of `lln zoo` with its four projections");
+                      "In place of the model's own: one of `lln zoo` over q, k and v");
   command->add_option("--set", request->options, "A setting of that attention, KEY=VALUE")
       ->type_size(1)
       ->allow_extra_args(false);

@@ -1,4 +1,4 @@
-// Metrics against values computed by hand and by scikit-learn and scipy.
+// Metrics against values computed by hand.
 // SPDX-License-Identifier: Apache-2.0
 #include "lln_torch/data/metrics.h"
 
