@@ -90,8 +90,10 @@ std::vector<std::uint8_t> read_packed_file(const std::string& path, std::uint64_
 }
 
 TarFile::TarFile(const std::string& path,
-                 const std::function<bool(const std::string& name)>& wanted)
+                 const std::function<bool(const std::string& name)>& wanted,
+                 std::uint64_t most_in_memory)
     : file_(path) {
+  std::uint64_t in_memory = 0;
   const ArchiveReader reader = open_packed(path, PackedFormat::tar);
   archive_entry* entry = nullptr;
   while (true) {
@@ -117,7 +119,14 @@ TarFile::TarFile(const std::string& path,
                                            member.offset + bytes, file_.bytes()));
       }
     } else {
-      member.content = read_entry(reader.get(), path + " " + name, kLargestMember);
+      in_memory += bytes;
+      if (in_memory > most_in_memory) {
+        throw_unreadable(path, fmt::format("its files have more than {} bytes, which a compressed "
+                                           "tar holds in memory: decompress it to a plain tar",
+                                           most_in_memory));
+      }
+      // No more than the header says, so that the sum holds.
+      member.content = read_entry(reader.get(), path + " " + name, bytes);
     }
     members_.push_back(std::move(member));
   }
