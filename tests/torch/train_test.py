@@ -156,7 +156,7 @@ class Documentation(Scratch):
             verbs.add(words[1])
             if words[1] == "train" and "--resume" not in words:
                 config = pathlib.Path(small_training.ROOT, words[2]).read_text(encoding="utf-8")
-                short = ["train.warmup=1", "train.evaluate_every=0", "train.instruments_every=2",
+                short = ["train.warmup=1", "train.instruments_every=2",
                          "train.epochs=1" if "epochs" in config else "train.steps=4"]
                 words += [word for s in short for word in ("--set", s)]
             program = PROGRAM if words[1] != "analyze" else os.path.join(
@@ -216,8 +216,8 @@ class Configs(Scratch):
                 "train.batch=2")
         for name, data, more in (
                 ("stsb", "glue", ("data.tokenizer=bytes", "train.epochs=1")),
-                ("wiki-pairs", "", ("data.files=wiki.txt", "data.tokens=64", "train.steps=1",
-                                    "train.evaluate_rows=2"))):
+                ("wiki-pairs", "", ("data.files=wiki.txt", "data.tokens=64", "data.held_out=0.2",
+                                    "train.steps=1", "train.evaluate_rows=2"))):
             lln("train", small_training.ROOT / f"examples/configs/{name}.toml", "--data",
                 self.path(data), "--run", self.path(name),
                 *(word for s in (*tiny, *more) for word in ("--set", s)))
