@@ -69,8 +69,9 @@ constexpr std::int64_t kLargestMatrix = 10;
 std::string similarity_text(const std::vector<std::string>& sentences, const at::Tensor& vectors) {
   std::string text;
   const std::int64_t count = vectors.size(0);
+  const at::Tensor unit = lln_torch::unit_rows(vectors);
   if (count <= kLargestMatrix) {
-    const at::Tensor all = lln_torch::cosines(vectors);
+    const at::Tensor all = at::mm(unit, unit.t());
     for (std::int64_t row = 0; row < count; ++row) {
       for (std::int64_t column = 0; column < count; ++column) {
         text += fmt::format("{:6.3f}", all[row][column].item<float>());
@@ -80,7 +81,7 @@ std::string similarity_text(const std::vector<std::string>& sentences, const at:
     return text;
   }
   for (std::int64_t row = 0; row < count; ++row) {
-    at::Tensor to_others = at::mv(vectors, vectors[row]);
+    at::Tensor to_others = at::mv(unit, unit[row]);
     to_others[row] = -2;
     const auto nearest = to_others.argmax().item<std::int64_t>();
     text += fmt::format("{:6.3f}   {}\n         {}\n", to_others[nearest].item<float>(),

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <memory>
@@ -60,6 +61,19 @@ GeneratedText generate_text(lln_torch::Generation& generation, const GenerateReq
   return text;
 }
 
+// Before the work, not after most of it. The last token is not read any more.
+void check_length(const lln_torch::Generation& generation, std::int64_t prompt,
+                  std::int64_t tokens) {
+  const std::int64_t most = generation.most_tokens();
+  const std::int64_t read = prompt + std::max<std::int64_t>(tokens - 1, 0);
+  if (most == 0 || read <= most) return;
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("--tokens {}: after a prompt of {} tokens expected at most {}, because "
+                          "the model takes rows of {} (model.max_tokens; positions = \"rotary\" "
+                          "with lln or softmax has no such limit)",
+                          tokens, prompt, std::max<std::int64_t>(most - prompt + 1, 0), most));
+}
+
 int run_generate(const GenerateRequest& request) {
   const LoadedRun loaded = load_run(request.run);
   const lln_torch::Tokenizer* tokenizer = loaded.made.source->tokenizer();
@@ -72,6 +86,7 @@ int run_generate(const GenerateRequest& request) {
   std::vector<std::int32_t> prompt = tokenizer->encode(request.prompt);
   // Nothing: the beginning of a document.
   if (prompt.empty()) prompt = {tokenizer->special().separator};
+  check_length(generation, static_cast<std::int64_t>(prompt.size()), request.tokens);
   const GeneratedText text = generate_text(generation, request, std::move(prompt), loaded.device);
   const double after_first = static_cast<double>(text.ids.size()) - 1;
   const double rate = text.seconds > 0 && after_first > 0 ? after_first / text.seconds : 0;

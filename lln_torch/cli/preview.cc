@@ -92,12 +92,14 @@ std::string source_text(const lln_torch::Source& source, double opened, double b
           ? fmt::format("vocabulary {}, up to {} tokens", task.vocabulary, task.max_tokens)
           : fmt::format("{} x {} x {} pixels", task.channels, task.height, task.width);
   if (task.classes > 0) shape += fmt::format(", {} classes", task.classes);
-  return fmt::format(
+  std::string text = fmt::format(
       "{}: {}\n  {:.0f} rows to train on, {} to validate\n  by chance: {}\n"
       "  opened in {}, {} rows made in {}\n",
       task.name, shape, source.steps_per_epoch(1), source.validation_rows(),
       task.chance_text.empty() ? fmt::format("{:.4g}", task.chance) : task.chance_text,
       time_text(opened), rows, time_text(batch_seconds));
+  for (const std::string& note : task.notes) text += fmt::format("  {}\n", note);
+  return text;
 }
 
 int run_preview(const PreviewOptions& options) {
@@ -138,6 +140,7 @@ int run_preview(const PreviewOptions& options) {
                 {"validation_rows", source->validation_rows()},
                 {"chance", task.chance},
                 {"chance_text", task.chance_text},
+                {"notes", task.notes},
                 {"seconds_to_open", opened},
                 {"seconds_for_the_batch", batch_seconds},
                 {"rows", rows}});

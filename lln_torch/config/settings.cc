@@ -164,6 +164,12 @@ void Settings::set(std::string_view assignment) {
   Json value = text;
   try {
     const toml::table parsed = toml::parse("value = " + text);
+    if (parsed.size() != 1) {
+      throw_invalid(
+          fmt::format("--set {}: expected one value, found {} lines with keys of their "
+                      "own",
+                      key, parsed.size() - 1));
+    }
     value = to_json(*parsed.get("value"), key);
   } catch (const toml::parse_error&) {  // a word without quotes is a string
   }

@@ -45,6 +45,8 @@ struct Task {
   // frequent class, or the loss of the best constant prediction (unigram).
   double chance = 0;
   std::string chance_text;
+  // What whoever trains on it should know: records left out, one text each.
+  std::vector<std::string> notes;
   // For people: the names of the classes (empty: numbers), and ids as text (empty: numbers).
   std::vector<std::string> class_names;
   std::function<std::string(std::span<const std::int32_t>)> text_of_ids;

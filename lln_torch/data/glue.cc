@@ -66,7 +66,9 @@ std::vector<GlueTask> make_glue_tasks() {
        .label = {"Quality"},
        .labels = {"0", "1"},
        .metrics = {"accuracy", "f1"},
-       .train = {{"train.tsv"}, {"msr_paraphrase_train.txt"}},
+       // GLUE's dev.tsv is a part of the authors' file for training.
+       .train = {{"train.tsv", {}, nullptr, "dev.tsv"},
+                 {"msr_paraphrase_train.txt", {}, "whole files", "msr_paraphrase_test.txt"}},
        .validation = {{"dev.tsv"}, {"msr_paraphrase_test.txt"}},
        .test = {{"msr_paraphrase_test.txt"}}},
       {.name = "stsb",

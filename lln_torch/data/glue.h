@@ -26,7 +26,10 @@ struct GlueFile {
     int least = 0;
   };
   Columns columns = {};
-  const char* subset = nullptr;  // what to call a part of the official set
+  const char* subset = nullptr;  // what to call a set other than the official one
+  // Of a file for training: the only file of the validation that it goes with, where others share
+  // examples with it.
+  const char* partner = nullptr;
 };
 
 struct GlueTask {

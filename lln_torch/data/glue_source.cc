@@ -86,23 +86,51 @@ class GlueFinder {
   std::vector<std::string> members_;
 };
 
+struct GlueFilePair {
+  FoundGlueFile train, validation;
+};
+
+// The first file for training that is there with a file of the validation that goes with it.
+GlueFilePair find_glue_pair(const GlueTask& task, GlueFinder& finder, bool test) {
+  const auto partners = [&](const GlueFile& train) {
+    if (test) return task.test;
+    std::vector<GlueFile> files = task.validation;
+    std::erase_if(files, [&](const GlueFile& file) {
+      return train.partner != nullptr && std::string_view(file.name) != train.partner;
+    });
+    return files;
+  };
+  for (const GlueFile& candidate : task.train) {
+    const std::optional<FoundGlueFile> train = finder.find({candidate});
+    if (!train) continue;
+    if (const auto validation = finder.find(partners(candidate))) return {*train, *validation};
+  }
+  const FoundGlueFile train = finder.need(task.train);
+  return {train, finder.need(partners(train.file))};
+}
+
 TextExamples read_glue_examples(const GlueTask& task, const FoundGlueFile& file,
-                                const Tokenizer& tokenizer, std::int64_t tokens,
-                                bool skip_corrupt) {
+                                const Tokenizer& tokenizer, std::int64_t tokens, bool skip_corrupt,
+                                std::vector<std::string>& notes) {
   TextExamples examples(tokenizer.vocabulary());
   const bool pair = !task.second.empty();
   WordMemory memory;
   const std::unique_ptr<TextLines> lines = file.open();
-  read_glue(task, file.file, *lines, skip_corrupt, [&](GlueExample&& example) {
-    std::vector<std::int32_t> first, second;
-    memory.encode(tokenizer, example.first, first);
-    if (pair) memory.encode(tokenizer, example.second, second);
-    const EncodedRow row =
-        make_row(tokenizer.special(), std::move(first), std::move(second), pair, tokens);
-    examples.add(row, example.label, example.score);
-  });
+  const std::int64_t corrupt =
+      read_glue(task, file.file, *lines, skip_corrupt, [&](GlueExample&& example) {
+        std::vector<std::int32_t> first, second;
+        memory.encode(tokenizer, example.first, first);
+        if (pair) memory.encode(tokenizer, example.second, second);
+        const EncodedRow row =
+            make_row(tokenizer.special(), std::move(first), std::move(second), pair, tokens);
+        examples.add(row, example.label, example.score);
+      });
   if (examples.ids.rows() == 0) {
     throw lln::Error(lln::ErrorCode::io, lines->name() + ": has no examples");
+  }
+  if (corrupt > 0) {
+    notes.push_back(fmt::format("{}: {} corrupt records of {} left out", lines->name(), corrupt,
+                                corrupt + examples.ids.rows()));
   }
   return examples;
 }
@@ -127,16 +155,16 @@ std::unique_ptr<Source> make_glue_source(const Settings& data, const std::string
     data.refuse("validation_split", "validation: GLUE keeps the labels of this test set to itself");
   }
   GlueFinder finder(glue, folder);
-  const FoundGlueFile train_file = finder.need(glue.train);
-  const FoundGlueFile validation_file = finder.need(split == "test" ? glue.test : glue.validation);
-  TextExamples train = read_glue_examples(glue, train_file, *tokenizer, tokens, skip_corrupt);
-  TextExamples validation =
-      read_glue_examples(glue, validation_file, *tokenizer, tokens, skip_corrupt);
-
+  const GlueFilePair files = find_glue_pair(glue, finder, split == "test");
   Task task;
+  TextExamples train =
+      read_glue_examples(glue, files.train, *tokenizer, tokens, skip_corrupt, task.notes);
+  TextExamples validation =
+      read_glue_examples(glue, files.validation, *tokenizer, tokens, skip_corrupt, task.notes);
+
   task.name = glue.name;
   const char* subset =
-      train_file.file.subset != nullptr ? train_file.file.subset : validation_file.file.subset;
+      files.train.file.subset != nullptr ? files.train.file.subset : files.validation.file.subset;
   if (subset != nullptr) task.name += fmt::format(" ({})", subset);
   task.kind = glue.labels.empty() ? TaskKind::score : TaskKind::classes;
   task.classes = static_cast<std::int64_t>(glue.labels.size());

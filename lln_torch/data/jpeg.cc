@@ -49,13 +49,21 @@ void watch_jpeg(j_common_ptr decoder, int level) {
 
 void silence_jpeg(j_common_ptr /*decoder*/) {}
 
-// Reads the header and chooses colours and size; false after a fault.
-bool start_jpeg(JpegReader& reader, std::span<const std::uint8_t> file, std::int64_t channels,
-                std::int64_t short_side) {
+// Makes the decoder and reads the header; false after a fault. Making it may be one as well (a
+// library of another version), and keeps the pointer to the reader.
+bool open_jpeg(JpegReader& reader, std::span<const std::uint8_t> file) {
+  reader.decoder.client_data = &reader;
+  if (setjmp(reader.back) != 0) return false;
+  jpeg_create_decompress(&reader.decoder);
+  jpeg_mem_src(&reader.decoder, file.data(), static_cast<unsigned long>(file.size()));
+  jpeg_read_header(&reader.decoder, TRUE);
+  return true;
+}
+
+// Chooses colours and size; false after a fault.
+bool scale_jpeg(JpegReader& reader, std::int64_t channels, std::int64_t short_side) {
   if (setjmp(reader.back) != 0) return false;
   jpeg_decompress_struct& decoder = reader.decoder;
-  jpeg_mem_src(&decoder, file.data(), static_cast<unsigned long>(file.size()));
-  jpeg_read_header(&decoder, TRUE);
   const bool four = decoder.jpeg_color_space == JCS_CMYK || decoder.jpeg_color_space == JCS_YCCK;
   decoder.out_color_space = four ? JCS_CMYK : channels == 1 ? JCS_GRAYSCALE : JCS_RGB;
   const auto shorter =
@@ -128,18 +136,20 @@ Picture decode_jpeg(std::span<const std::uint8_t> file, const std::string& name,
   reader->faults.error_exit = stop_jpeg;
   reader->faults.emit_message = watch_jpeg;
   reader->faults.output_message = silence_jpeg;
-  jpeg_create_decompress(&reader->decoder);
-  reader->decoder.client_data = reader.get();
 
-  if (!start_jpeg(*reader, file, channels, short_side)) throw_bad_jpeg(name, reader->text);
+  if (!open_jpeg(*reader, file)) throw_bad_jpeg(name, reader->text);
+  // Of the whole picture: a progressive one is decoded at its full size before it is made smaller.
+  const auto height = static_cast<std::int64_t>(reader->decoder.image_height);
+  const auto width = static_cast<std::int64_t>(reader->decoder.image_width);
+  if (height * width > kMostJpegPixels) {
+    throw_bad_jpeg(name, fmt::format("{} x {} pixels, and at most {} are taken", width, height,
+                                     kMostJpegPixels));
+  }
+  if (!scale_jpeg(*reader, channels, short_side)) throw_bad_jpeg(name, reader->text);
   Picture picture;
   picture.height = reader->decoder.output_height;
   picture.width = reader->decoder.output_width;
   picture.channels = reader->decoder.out_color_components;
-  if (picture.height * picture.width > kMostJpegPixels) {
-    throw_bad_jpeg(name, fmt::format("{} x {} pixels, and at most {} are taken", picture.width,
-                                     picture.height, kMostJpegPixels));
-  }
   const auto row_bytes = static_cast<std::size_t>(picture.width * picture.channels);
   picture.bytes.resize(row_bytes * static_cast<std::size_t>(picture.height));
   if (!read_jpeg_rows(*reader, picture.bytes.data(), row_bytes)) throw_bad_jpeg(name, reader->text);

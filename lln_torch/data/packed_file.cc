@@ -2,8 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lln_torch/data/packed_file.h"
 
-#include <archive.h>
-#include <archive_entry.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,49 +9,19 @@
 #include <span>
 
 #include "lln/error.h"
+#include "lln_torch/data/archive_reader.h"
 
 namespace lln_torch {
 namespace {
-
-constexpr std::size_t kReadBlock = std::size_t{1} << 18;
-constexpr std::uint64_t kLargestMember = std::uint64_t{1} << 30;
-
-struct CloseArchive {
-  void operator()(archive* reader) const { archive_read_free(reader); }
-};
-using ArchiveReader = std::unique_ptr<archive, CloseArchive>;
 
 [[noreturn]] void throw_unreadable(const std::string& path, const std::string& what) {
   throw lln::Error(lln::ErrorCode::io, path + ": " + what);
 }
 
-std::string archive_reason(archive* reader) {
-  const char* text = archive_error_string(reader);
-  return text == nullptr ? "it cannot be read" : text;
-}
-
-enum class PackedFormat { raw, tar };
-
-ArchiveReader open_packed(const std::string& path, PackedFormat format) {
-  ArchiveReader reader(archive_read_new());
-  if (reader == nullptr) throw std::bad_alloc();
-  archive_read_support_filter_all(reader.get());
-  if (format == PackedFormat::raw) {
-    archive_read_support_format_raw(reader.get());
-    archive_read_support_format_empty(reader.get());
-  } else {
-    archive_read_support_format_tar(reader.get());
-  }
-  if (archive_read_open_filename(reader.get(), path.c_str(), kReadBlock) != ARCHIVE_OK) {
-    throw_unreadable(path, archive_reason(reader.get()));
-  }
-  return reader;
-}
-
 // The content of the entry that the reader stands at.
 std::vector<std::uint8_t> read_entry(archive* reader, const std::string& path, std::uint64_t most) {
   std::vector<std::uint8_t> content;
-  std::vector<std::uint8_t> block(kReadBlock);
+  std::vector<std::uint8_t> block(kArchiveBlock);
   while (true) {
     const la_ssize_t got = archive_read_data(reader, block.data(), block.size());
     if (got == 0) return content;
@@ -81,26 +49,18 @@ std::string find_packed_file(const std::string& folder, const std::string& name)
 
 std::vector<std::uint8_t> read_packed_file(const std::string& path, std::uint64_t most) {
   const lln::io::InputFile file(path);  // says better than libarchive why a file cannot be opened
-  const ArchiveReader reader = open_packed(path, PackedFormat::raw);
-  archive_entry* entry = nullptr;
-  const int status = archive_read_next_header(reader.get(), &entry);
-  if (status == ARCHIVE_EOF) return {};
-  if (status != ARCHIVE_OK) throw_unreadable(path, archive_reason(reader.get()));
+  const ArchiveReader reader = open_archive(path, ArchiveFormat::raw);
+  if (next_archive_entry(reader.get(), path) == nullptr) return {};
   return read_entry(reader.get(), path, most);
 }
 
 TarFile::TarFile(const std::string& path,
-                 const std::function<bool(const std::string& name)>& wanted)
+                 const std::function<bool(const std::string& name)>& wanted,
+                 std::uint64_t most_in_memory)
     : file_(path) {
-  const ArchiveReader reader = open_packed(path, PackedFormat::tar);
-  archive_entry* entry = nullptr;
-  while (true) {
-    const int status = archive_read_next_header(reader.get(), &entry);
-    if (status == ARCHIVE_EOF) break;
-    if (status != ARCHIVE_OK && status != ARCHIVE_WARN) {
-      throw_unreadable(
-          path, fmt::format("after {} files: {}", members_.size(), archive_reason(reader.get())));
-    }
+  std::uint64_t in_memory = 0;
+  const ArchiveReader reader = open_archive(path, ArchiveFormat::tar);
+  while (archive_entry* entry = next_archive_entry(reader.get(), path)) {
     // The last filter is the file itself; one that comes before it decompresses.
     plain_ = archive_filter_count(reader.get()) == 1;
     const char* name = archive_entry_pathname(entry);
@@ -117,7 +77,14 @@ TarFile::TarFile(const std::string& path,
                                            member.offset + bytes, file_.bytes()));
       }
     } else {
-      member.content = read_entry(reader.get(), path + " " + name, kLargestMember);
+      in_memory += bytes;
+      if (in_memory > most_in_memory) {
+        throw_unreadable(path, fmt::format("its files have more than {} bytes, which a compressed "
+                                           "tar holds in memory: decompress it to a plain tar",
+                                           most_in_memory));
+      }
+      // No more than the header says, so that the sum holds.
+      member.content = read_entry(reader.get(), path + " " + name, bytes);
     }
     members_.push_back(std::move(member));
   }

@@ -19,12 +19,16 @@ std::string find_packed_file(const std::string& folder, const std::string& name)
 // All bytes, decompressed. An Error (io) where there are more than `most`.
 std::vector<std::uint8_t> read_packed_file(const std::string& path, std::uint64_t most);
 
+constexpr std::uint64_t kMostTarInMemory = std::uint64_t{1} << 34;
+
 // The regular files of a tar. Members of a plain tar stay on disk; those of a compressed one cannot
 // be found again without reading everything before them, so they are kept in memory.
 class TarFile {
  public:
-  // Keeps the members whose name `wanted` accepts.
-  TarFile(const std::string& path, const std::function<bool(const std::string& name)>& wanted);
+  // Keeps the members whose name `wanted` accepts. An Error (io) where those of a compressed tar
+  // have more than `most_in_memory` bytes in all.
+  TarFile(const std::string& path, const std::function<bool(const std::string& name)>& wanted,
+          std::uint64_t most_in_memory = kMostTarInMemory);
 
   const std::string& path() const { return file_.path(); }
   std::size_t size() const { return members_.size(); }

@@ -2,65 +2,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lln_torch/data/text_lines.h"
 
-#include <archive.h>
-#include <archive_entry.h>
 #include <fmt/format.h>
 
 #include <cstring>
-#include <filesystem>
 
 #include "io/printable.h"
 #include "lln/error.h"
+#include "lln_torch/data/archive_reader.h"
 
 namespace lln_torch {
 namespace {
-
-constexpr std::size_t kArchiveBlock = std::size_t{1} << 18;
-constexpr std::size_t kLargestMember = std::size_t{1} << 30;
-
-[[noreturn]] void throw_archive(const std::string& name, archive* reader) {
-  const char* text = archive_error_string(reader);
-  throw lln::Error(lln::ErrorCode::io,
-                   fmt::format("{}: {}", name, text == nullptr ? "cannot be read" : text));
-}
-
-struct ArchiveClose {
-  void operator()(archive* reader) const { archive_read_free(reader); }
-};
-using ArchiveReader = std::unique_ptr<archive, ArchiveClose>;
-
-ArchiveReader open_archive(const std::string& path, bool raw) {
-  std::error_code code;
-  const std::filesystem::file_status status = std::filesystem::status(path, code);
-  if (!std::filesystem::exists(status)) {
-    throw lln::Error(lln::ErrorCode::io, path + ": cannot be opened: no such file");
-  }
-  if (!std::filesystem::is_regular_file(status)) {
-    throw lln::Error(lln::ErrorCode::io, path + ": is not a regular file");
-  }
-  ArchiveReader reader(archive_read_new());
-  if (!reader) throw lln::Error(lln::ErrorCode::out_of_memory, path + ": no memory to read it");
-  archive_read_support_filter_all(reader.get());
-  if (raw) {
-    archive_read_support_format_raw(reader.get());
-    archive_read_support_format_empty(reader.get());
-  } else {
-    archive_read_support_format_all(reader.get());
-  }
-  if (archive_read_open_filename(reader.get(), path.c_str(), kArchiveBlock) != ARCHIVE_OK) {
-    throw_archive(path, reader.get());
-  }
-  return reader;
-}
-
-// The next entry, null after the last.
-archive_entry* next_entry(archive* reader, const std::string& name) {
-  archive_entry* entry = nullptr;
-  const int result = archive_read_next_header(reader, &entry);
-  if (result == ARCHIVE_EOF) return nullptr;
-  if (result != ARCHIVE_OK && result != ARCHIVE_WARN) throw_archive(name, reader);
-  return entry;
-}
 
 // "./SST-2/train.tsv" and "SST-2/train.tsv" are one name.
 std::string member_name(archive_entry* entry) {
@@ -78,14 +29,15 @@ struct TextLines::Archive {
 };
 
 TextLines::TextLines(const std::string& path)
-    : name_(path), archive_(std::make_unique<Archive>(Archive{open_archive(path, true)})) {
-  ended_ = next_entry(archive_->reader.get(), name_) == nullptr;
+    : name_(path),
+      archive_(std::make_unique<Archive>(Archive{open_archive(path, ArchiveFormat::raw)})) {
+  ended_ = next_archive_entry(archive_->reader.get(), name_) == nullptr;
 }
 
 TextLines::TextLines(const std::string& archive, const std::string& member)
     : name_(archive + "/" + member),
-      archive_(std::make_unique<Archive>(Archive{open_archive(archive, false)})) {
-  while (archive_entry* entry = next_entry(archive_->reader.get(), archive)) {
+      archive_(std::make_unique<Archive>(Archive{open_archive(archive, ArchiveFormat::any)})) {
+  while (archive_entry* entry = next_archive_entry(archive_->reader.get(), archive)) {
     if (member_name(entry) == member) return;
   }
   throw lln::Error(lln::ErrorCode::io,
@@ -112,9 +64,8 @@ bool TextLines::fill() {
   const la_ssize_t got =
       archive_read_data(archive_->reader.get(), buffer_.data() + before, kArchiveBlock);
   if (got < 0) {
-    const char* text = archive_error_string(archive_->reader.get());
     ++number_;
-    fail(fmt::format("damaged here: {}", text == nullptr ? "cannot be read" : text));
+    fail("damaged here: " + archive_reason(archive_->reader.get()));
   }
   buffer_.resize(before + static_cast<std::size_t>(got));
   ended_ = got == 0;
@@ -143,9 +94,9 @@ bool TextLines::next(std::string_view& line) {
 }
 
 std::vector<std::string> archive_members(const std::string& archive) {
-  const ArchiveReader reader = open_archive(archive, false);
+  const ArchiveReader reader = open_archive(archive, ArchiveFormat::any);
   std::vector<std::string> names;
-  while (archive_entry* entry = next_entry(reader.get(), archive)) {
+  while (archive_entry* entry = next_archive_entry(reader.get(), archive)) {
     if (archive_entry_filetype(entry) == AE_IFREG) names.push_back(member_name(entry));
   }
   return names;
@@ -154,15 +105,18 @@ std::vector<std::string> archive_members(const std::string& archive) {
 void read_archive(const std::string& archive,
                   const std::function<bool(const std::string& name)>& wanted,
                   const std::function<void(const std::string& name, std::string&& content)>& each) {
-  const ArchiveReader reader = open_archive(archive, false);
+  const ArchiveReader reader = open_archive(archive, ArchiveFormat::any);
   std::string block(kArchiveBlock, '\0');
-  while (archive_entry* entry = next_entry(reader.get(), archive)) {
+  while (archive_entry* entry = next_archive_entry(reader.get(), archive)) {
     const std::string name = member_name(entry);
     if (archive_entry_filetype(entry) != AE_IFREG || !wanted(name)) continue;
     std::string content;
     while (true) {
       const la_ssize_t got = archive_read_data(reader.get(), block.data(), block.size());
-      if (got < 0) throw_archive(fmt::format("{}/{}", archive, name), reader.get());
+      if (got < 0) {
+        throw lln::Error(lln::ErrorCode::io,
+                         fmt::format("{}/{}: {}", archive, name, archive_reason(reader.get())));
+      }
       if (got == 0) break;
       content.append(block, 0, static_cast<std::size_t>(got));
       if (content.size() > kLargestMember) {

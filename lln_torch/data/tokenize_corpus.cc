@@ -25,6 +25,9 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t kBytesAtOnce = std::size_t{1} << 22;  // of text that is encoded in one go
 constexpr const char* kTrainedModel = "tokenizer.model";
+// Inside the folder, for what is not complete: the shards that are there stay until the new ones
+// are.
+constexpr const char* kIncoming = ".incoming";
 
 void write_bytes(const std::string& path, const std::string& bytes,
                  const std::function<bool()>& interrupted) {
@@ -40,17 +43,23 @@ class LineSample {
  public:
   LineSample(std::uint64_t seed, std::int64_t most_bytes) : seed_(seed), most_(most_bytes) {}
 
-  void add(const std::string& line) {
-    const std::uint64_t number = random_bits(seed_, Stream("training lines"), seen_++);
+  void add(const std::string& line, std::int64_t document) {
+    const std::int64_t place = seen_++;
+    const std::uint64_t number =
+        random_bits(seed_, Stream("training lines"), static_cast<std::uint64_t>(place));
     if (number > limit_) return;
-    kept_.push_back({number, line});
+    kept_.push_back({number, place, document, line});
     bytes_ += static_cast<std::int64_t>(line.size());
     while (bytes_ > most_ && kept_.size() > 1) {
       limit_ /= 2;
-      std::erase_if(kept_, [&](const Kept& k) { return k.number > limit_; });
-      bytes_ = 0;
-      for (const Kept& k : kept_) bytes_ += static_cast<std::int64_t>(k.line.size());
+      remove_if([&](const Kept& k) { return k.number > limit_; });
     }
+  }
+
+  // Documents, and lines from `first_line` on, that are held out.
+  void leave_out(const std::unordered_set<std::int64_t>& documents, std::int64_t first_line) {
+    remove_if(
+        [&](const Kept& k) { return k.place >= first_line || documents.contains(k.document); });
   }
 
   std::int64_t lines() const { return static_cast<std::int64_t>(kept_.size()); }
@@ -66,12 +75,22 @@ class LineSample {
  private:
   struct Kept {
     std::uint64_t number;
+    std::int64_t place;  // among all lines
+    std::int64_t document;
     std::string line;
   };
+
+  template <class Condition>
+  void remove_if(const Condition& condition) {
+    std::erase_if(kept_, condition);
+    bytes_ = 0;
+    for (const Kept& k : kept_) bytes_ += static_cast<std::int64_t>(k.line.size());
+  }
+
   std::uint64_t seed_;
   std::int64_t most_;
   std::uint64_t limit_ = ~std::uint64_t{0};
-  std::uint64_t seen_ = 0;
+  std::int64_t seen_ = 0;
   std::int64_t bytes_ = 0;
   std::vector<Kept> kept_;
 };
@@ -79,13 +98,14 @@ class LineSample {
 // Encodes documents on all threads and writes them, in their order, as shards.
 class ShardSet {
  public:
-  ShardSet(const TokenizeRequest& request, const Tokenizer& tokenizer, lln::Parallel& parallel,
-           const TokenizeHooks& hooks, std::string name)
-      : request_(request),
+  ShardSet(fs::path folder, std::string name, std::int64_t shard_tokens, const Tokenizer& tokenizer,
+           lln::Parallel& parallel, const TokenizeHooks& hooks)
+      : folder_(std::move(folder)),
+        name_(std::move(name)),
+        shard_tokens_(shard_tokens),
         tokenizer_(tokenizer),
         parallel_(parallel),
         hooks_(hooks),
-        name_(std::move(name)),
         memories_(static_cast<std::size_t>(parallel.workers())),
         writer_(tokenizer.vocabulary(), tokenizer.fingerprint()) {}
 
@@ -137,7 +157,7 @@ class ShardSet {
       part_.unknown +=
           std::count(encoded[d].begin(), encoded[d].end(), tokenizer_.special().unknown);
       writer_.add(encoded[d]);
-      if (writer_.tokens() >= request_.shard_tokens) write();
+      if (writer_.tokens() >= shard_tokens_) write();
     }
     part_.bytes += static_cast<std::int64_t>(waiting_bytes_);
     waiting_.clear();
@@ -148,15 +168,16 @@ class ShardSet {
     const std::string file = fmt::format("{}.{:05}.tokens", name_, records_.size());
     records_.push_back({file, writer_.tokens(), writer_.documents()});
     hooks_.guarded([&](const std::function<bool()>& interrupted) {
-      writer_.write((fs::path(request_.output) / file).string(), interrupted);
+      writer_.write((folder_ / file).string(), interrupted);
     });
   }
 
-  const TokenizeRequest& request_;
+  fs::path folder_;
+  std::string name_;
+  std::int64_t shard_tokens_;
   const Tokenizer& tokenizer_;
   lln::Parallel& parallel_;
   const TokenizeHooks& hooks_;
-  std::string name_;
   std::vector<WordMemory> memories_;  // of every worker
   TokenShardWriter writer_;
   std::vector<std::vector<std::string>> waiting_;
@@ -178,6 +199,13 @@ class CorpusTokenizer {
     }
   }
 
+  ~CorpusTokenizer() {
+    std::error_code ignored;
+    fs::remove_all(in_output(kIncoming), ignored);
+  }
+  CorpusTokenizer(const CorpusTokenizer&) = delete;
+  CorpusTokenizer& operator=(const CorpusTokenizer&) = delete;
+
   TokenizeResult run() {
     for (const auto* files : {&request_.files, &request_.validation}) {
       for (const std::string& path : *files) {
@@ -190,9 +218,7 @@ class CorpusTokenizer {
     first_walk();
     const std::unique_ptr<Tokenizer> tokenizer = obtain_tokenizer();
     encode(*tokenizer);
-    hooks_.guarded([&](const std::function<bool()>& interrupted) {
-      write_bytes(in_output(kCorpusIndex), corpus_index_text(result_.index), interrupted);
-    });
+    publish();
     return std::move(result_);
   }
 
@@ -200,31 +226,51 @@ class CorpusTokenizer {
   std::string in_output(const std::string& name) const {
     return (fs::path(request_.output) / name).string();
   }
+  std::string in_incoming(const std::string& name) const {
+    return (fs::path(request_.output) / kIncoming / name).string();
+  }
 
   void prepare_folder() {
     std::error_code code;
     fs::create_directories(request_.output, code);
+    if (!code) fs::remove_all(in_output(kIncoming), code);  // of one that was interrupted
+    if (!code) fs::create_directory(in_output(kIncoming), code);
     if (code) {
       throw lln::Error(lln::ErrorCode::io,
                        fmt::format("{}: cannot be made: {}", request_.output, code.message()));
     }
-    std::vector<fs::path> old;
     for (const fs::directory_entry& entry : fs::directory_iterator(request_.output, code)) {
-      if (entry.path().extension() == ".tokens") old.push_back(entry.path());
+      if (entry.path().extension() == ".tokens") old_.push_back(entry.path());
     }
-    if (fs::exists(in_output(kCorpusIndex))) old.insert(old.begin(), in_output(kCorpusIndex));
-    if (!old.empty() && !request_.replace) {
+    // The index first: without it the rest is not read.
+    if (fs::exists(in_output(kCorpusIndex))) old_.insert(old_.begin(), in_output(kCorpusIndex));
+    if (!old_.empty() && !request_.replace) {
       throw lln::Error(lln::ErrorCode::io,
                        fmt::format("{}: is there already: --replace removes it and what belongs to "
                                    "it",
-                                   old.front().string()));
+                                   old_.front().string()));
     }
-    // The index first: without it the rest is not read.
-    for (const fs::path& path : old) fs::remove(path, code);
     if (const std::string obstacle = lln::io::write_obstacle(in_output(kCorpusIndex));
         !obstacle.empty()) {
       throw lln::Error(lln::ErrorCode::io, obstacle);
     }
+  }
+
+  // Everything is written: what was there goes, and the new files take its place.
+  void publish() {
+    std::error_code code;
+    for (const fs::path& path : old_) fs::remove(path, code);
+    for (const fs::directory_entry& entry : fs::directory_iterator(in_output(kIncoming))) {
+      const std::string target = in_output(entry.path().filename().string());
+      fs::rename(entry.path(), target, code);
+      if (code) {
+        throw lln::Error(lln::ErrorCode::io,
+                         fmt::format("{}: cannot be written: {}", target, code.message()));
+      }
+    }
+    hooks_.guarded([&](const std::function<bool()>& interrupted) {
+      write_bytes(in_output(kCorpusIndex), corpus_index_text(result_.index), interrupted);
+    });
   }
 
   // Every document of `files` with its number, and progress.
@@ -256,11 +302,11 @@ class CorpusTokenizer {
     const bool hold_out = request_.validation.empty();
     sample_ = std::make_unique<LineSample>(request_.seed, request_.training_bytes);
     if (!train && !hold_out) return;
-    walk("reading", request_.files, [&](std::int64_t, Document&& document) {
+    walk("reading", request_.files, [&](std::int64_t number, Document&& document) {
       ++documents_;
       for (const std::string& line : all_lines(std::move(document))) {
         ++lines_;
-        if (train) sample_->add(line);
+        if (train) sample_->add(line, number);
       }
     });
     if (lines_ == 0) throw lln::Error(lln::ErrorCode::io, "the files have no text");
@@ -273,6 +319,12 @@ class CorpusTokenizer {
     const std::int64_t pieces = documents_ > 1 ? documents_ : lines_;
     held_out_ = std::clamp<std::int64_t>(
         std::llround(request_.held_out * static_cast<double>(pieces)), 1, pieces - 1);
+    if (documents_ > 1) {
+      const Permutation order(request_.seed, Stream("held out"), documents_);
+      for (std::int64_t i = 0; i < held_out_; ++i) chosen_.insert(order[i]);
+    }
+    // The tokenizer has not seen the validation either.
+    sample_->leave_out(chosen_, documents_ > 1 ? lines_ : lines_ - held_out_);
   }
 
   std::unique_ptr<Tokenizer> obtain_tokenizer() {
@@ -285,7 +337,7 @@ class CorpusTokenizer {
       result_.trained_bytes = sample_->bytes();
       index.tokenizer = kTrainedModel;
       hooks_.guarded([&](const std::function<bool()>& interrupted) {
-        write_bytes(in_output(kTrainedModel), model, interrupted);
+        write_bytes(in_incoming(kTrainedModel), model, interrupted);
       });
     } else if (request_.tokenizer == "bytes") {
       index.tokenizer = "bytes";
@@ -294,7 +346,7 @@ class CorpusTokenizer {
     }
     sample_.reset();
     std::unique_ptr<Tokenizer> tokenizer =
-        load_tokenizer(index.tokenizer == "bytes" ? "bytes" : in_output(index.tokenizer));
+        load_tokenizer(index.tokenizer == "bytes" ? "bytes" : in_incoming(index.tokenizer));
     index.fingerprint = tokenizer->fingerprint();
     index.vocabulary = tokenizer->vocabulary();
     return tokenizer;
@@ -307,8 +359,7 @@ class CorpusTokenizer {
     result_.index.tokenizer = given.extension() == ".txt" ? "vocab.txt" : kTrainedModel;
     std::error_code code;
     const auto copy = [&](const fs::path& from, const std::string& to) {
-      if (fs::equivalent(from, in_output(to), code)) return;
-      fs::copy_file(from, in_output(to), fs::copy_options::overwrite_existing, code);
+      fs::copy_file(from, in_incoming(to), fs::copy_options::overwrite_existing, code);
       if (code) {
         throw lln::Error(lln::ErrorCode::io,
                          fmt::format("{}: cannot be copied to {}: {}", from.string(),
@@ -323,13 +374,9 @@ class CorpusTokenizer {
   }
 
   void encode(const Tokenizer& tokenizer) {
-    ShardSet train(request_, tokenizer, parallel_, hooks_, "train");
-    ShardSet validation(request_, tokenizer, parallel_, hooks_, "validation");
-    std::unordered_set<std::int64_t> chosen;
-    if (documents_ > 1) {
-      const Permutation order(request_.seed, Stream("held out"), documents_);
-      for (std::int64_t i = 0; i < held_out_; ++i) chosen.insert(order[i]);
-    }
+    const fs::path folder = in_output(kIncoming);
+    ShardSet train(folder, "train", request_.shard_tokens, tokenizer, parallel_, hooks_);
+    ShardSet validation(folder, "validation", request_.shard_tokens, tokenizer, parallel_, hooks_);
     walk("encoding", request_.files, [&](std::int64_t number, Document&& document) {
       std::vector<std::string> lines = all_lines(std::move(document));
       if (held_out_ > 0 && documents_ == 1) {
@@ -337,7 +384,7 @@ class CorpusTokenizer {
         validation.add({std::make_move_iterator(border), std::make_move_iterator(lines.end())});
         lines.erase(border, lines.end());
       }
-      (chosen.contains(number) ? validation : train).add(std::move(lines));
+      (chosen_.contains(number) ? validation : train).add(std::move(lines));
     });
     walk("encoding validation", request_.validation, [&](std::int64_t, Document&& document) {
       validation.add(all_lines(std::move(document)));
@@ -362,7 +409,9 @@ class CorpusTokenizer {
   std::unique_ptr<LineSample> sample_;
   std::int64_t documents_ = 0;
   std::int64_t lines_ = 0;
-  std::int64_t held_out_ = 0;  // documents, or lines of the only one
+  std::int64_t held_out_ = 0;                // documents, or lines of the only one
+  std::unordered_set<std::int64_t> chosen_;  // documents that are held out
+  std::vector<fs::path> old_;                // what the folder has already, to be replaced
 };
 
 }  // namespace

@@ -52,7 +52,8 @@ struct TokenizeHooks {
       guarded;
 };
 
-// Throws lln::Error; the folder is then without an index, and not read by anything.
+// Throws lln::Error; the folder is then as it was before, or, where the very last step failed (new
+// files take the place of old ones), without an index and not read by anything.
 TokenizeResult tokenize_corpus(const TokenizeRequest& request, lln::Parallel& parallel,
                                const TokenizeHooks& hooks);
 

@@ -218,7 +218,7 @@ Tensor SentenceEncoder::embed_rows(std::span<const EncodedRow* const> rows, Obse
   context.observer = observer;
   const Tensor x = body_->forward(ids, mask, {}, context);
   const Tensor pooled = pool_tokens(x, mask, pooling_).to(at::kFloat);
-  return normalized_ ? at::div(pooled, pooled.norm(2, 1, true).clamp_min(1e-12)) : pooled;
+  return normalized_ ? unit_rows(pooled) : pooled;
 }
 
 Tensor SentenceEncoder::embed(std::span<const std::string> texts, std::int64_t batch,
@@ -249,8 +249,10 @@ Tensor SentenceEncoder::embed(std::span<const std::string> texts, std::int64_t b
   return result;
 }
 
+Tensor unit_rows(const Tensor& x) { return x / x.norm(2, 1, true).clamp_min(1e-12); }
+
 Tensor cosines(const Tensor& embeddings) {
-  const Tensor unit = embeddings / embeddings.norm(2, 1, true).clamp_min(1e-12);
+  const Tensor unit = unit_rows(embeddings);
   return at::mm(unit, unit.t());
 }
 

@@ -28,7 +28,8 @@ class SentenceEncoder {
                   const torch::Device& device = at::kCPU);
 
   // One row for each text, [texts, dim] of f32 on the CPU: the mean over tokens (or the first
-  // token, where the folder says so), of length 1. Texts of more than max_tokens lose their ends.
+  // token, where the folder says so), of length 1 unless the folder has a modules.json without
+  // Normalize. Texts of more than max_tokens lose their ends.
   // Rows are computed `batch` at a time, those of similar length together; which ones does not
   // change a result beyond rounding.
   Tensor embed(std::span<const std::string> texts, std::int64_t batch = 32,
@@ -53,6 +54,8 @@ class SentenceEncoder {
   bool normalized_ = true;
 };
 
+// Rows of length 1; rows of zeros stay.
+Tensor unit_rows(const Tensor& x);
 // Cosines of all pairs of rows.
 Tensor cosines(const Tensor& embeddings);
 

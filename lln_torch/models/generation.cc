@@ -183,6 +183,11 @@ Tensor Generation::append(const Tensor& ids) {
   return model_.word_scores(x.select(1, x.size(1) - 1)).to(at::kFloat);
 }
 
+std::int64_t Generation::most_tokens() const {
+  const BodyConfig& config = model_.body().config();
+  return memories_.empty() || config.positions == "learned" ? config.max_tokens : 0;
+}
+
 std::int64_t Generation::bytes() const {
   std::int64_t sum = seen_.defined() ? static_cast<std::int64_t>(seen_.nbytes()) : 0;
   for (const auto& memory : memories_) sum += memory->bytes();

@@ -23,6 +23,8 @@ class Generation {
   Tensor append(const Tensor& ids);
 
   std::int64_t tokens() const { return tokens_; }  // seen by each row
+  // The most that it can see; 0: any number.
+  std::int64_t most_tokens() const;
   // Of everything that is kept of them.
   std::int64_t bytes() const;
   // "state" (constant size), "keys and values", or "whole row": the most of any layer.

@@ -36,8 +36,8 @@ struct Predicted {
 };
 // With `places` 0 as many as there are, which a device must be asked for; otherwise that many.
 Predicted pick_predicted(const Tensor& x, const Tensor& labels, std::int64_t places);
-// The number of places for a share of `tokens` tokens.
-std::int64_t predicted_places(std::int64_t tokens, double share);
+// The number of places for a share of the tokens of every row, and at least one of each row.
+std::int64_t predicted_places(std::int64_t rows, std::int64_t tokens, double share);
 
 // Mean cross entropy over labels that are not ignored, 0 where all are.
 Tensor mean_cross_entropy(const Tensor& scores, const Tensor& labels);

@@ -75,7 +75,9 @@ HeadConfig read_word_head(const Settings& model, const Task& task) {
   HeadConfig head;
   head.tied_output = model.flag("tied_output", false);
   head.output_transform = model.flag("output_transform", false);
-  head.predicted_share = model.number("predicted_share", task.predicted_share, 1e-6, 1);
+  // Not less than the task predicts: labels beyond the places for them would be lost.
+  head.predicted_share =
+      model.number("predicted_share", task.predicted_share, task.predicted_share, 1);
   return head;
 }
 

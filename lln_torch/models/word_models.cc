@@ -10,11 +10,14 @@
 
 namespace lln_torch {
 
-std::int64_t predicted_places(std::int64_t tokens, double share) {
-  if (share >= 1) return tokens;
-  const double n = static_cast<double>(tokens), mean = n * share;
+std::int64_t predicted_places(std::int64_t rows, std::int64_t tokens, double share) {
+  const std::int64_t all = rows * tokens;
+  if (share >= 1 || all == 0) return all;
+  // A row where chance chooses no token predicts one all the same: in short rows that is many.
+  const double n = static_cast<double>(tokens);
+  const double mean = static_cast<double>(rows) * (n * share + std::pow(1 - share, n));
   const double bound = mean + 6 * std::sqrt(mean * (1 - share)) + 1;
-  return std::min(tokens, static_cast<std::int64_t>(std::ceil(bound)));
+  return std::min(all, static_cast<std::int64_t>(std::ceil(bound)));
 }
 
 Predicted pick_predicted(const Tensor& x, const Tensor& labels, std::int64_t places) {
@@ -74,7 +77,8 @@ WordModel::WordModel(const BodyConfig& body, const HeadConfig& head, const Setti
 
 ModelOutput WordModel::run(const TensorBatch& batch, Context& context) {
   const Tensor x = body_->forward(batch.ids, batch.mask, batch.segments, context);
-  const std::int64_t places = x.device().is_cpu() ? 0 : predicted_places(batch.ids.numel(), share_);
+  const std::int64_t places =
+      x.device().is_cpu() ? 0 : predicted_places(batch.ids.size(0), batch.ids.size(1), share_);
   const Predicted predicted = pick_predicted(x, batch.labels, places);
   ModelOutput output;
   output.scores = word_scores(predicted.x);

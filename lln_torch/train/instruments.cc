@@ -5,12 +5,10 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <string_view>
 #include <utility>
 
 #include "lln/error.h"
@@ -84,7 +82,8 @@ void measure_head(const ObservedLayer& layer, std::int64_t head, bool causal,
 void Recorder::observe(const Observation& observation) {
   const Tensor& q = observation.q;
   const std::int64_t rows = q.defined() ? std::min(rows_, q.size(0)) : 0;
-  if (rows == 0) layers_.push_back({observation.layer, observation.name, {}, {}, {}, {}});
+  if (rows == 0)
+    layers_.push_back({observation.layer, observation.name, observation.kind, {}, {}, {}, {}});
   for (std::int64_t row = 0; row < rows; ++row) {
     const auto pick = [&](const Tensor& x) {  // [heads, tokens, channels]
       Tensor own = x[row];
@@ -96,28 +95,9 @@ void Recorder::observe(const Observation& observation) {
     const auto scale = [&](const Tensor& x) {
       return x.defined() ? host_f32(x[x.size(0) > 1 ? row : 0]) : Tensor();
     };
-    layers_.push_back({observation.layer, observation.name, pick(q), pick(observation.k),
-                       scale(observation.alpha), scale(observation.beta)});
+    layers_.push_back({observation.layer, observation.name, observation.kind, pick(q),
+                       pick(observation.k), scale(observation.alpha), scale(observation.beta)});
   }
-}
-
-std::string measured_kind(const std::string& attention) {
-  std::string_view name = attention;
-  if (name.ends_with("+diag")) name.remove_suffix(5);
-  constexpr std::array<std::pair<std::string_view, std::string_view>, 9> kKinds = {
-      {{"lln", "lln"},
-       {"elu", "elu"},
-       {"relu", "relu"},
-       {"softplus", "softplus"},
-       {"power", "power2"},
-       {"quadratic", "quadratic"},
-       {"linear", "linear"},
-       {"performer", "performer"},
-       {"diag", "diag64"}}};
-  for (const auto& [known, kind] : kKinds) {
-    if (name == known) return std::string(kind);
-  }
-  return "softmax";
 }
 
 std::vector<HeadJson> measure_layers(const std::vector<ObservedLayer>& layers, bool causal) {
@@ -128,7 +108,7 @@ std::vector<HeadJson> measure_layers(const std::vector<ObservedLayer>& layers, b
     if (!layer.q.defined() || layer.q.size(1) < 2 || layer.q.sizes() != layer.k.sizes()) continue;
     for (std::int64_t head = 0; head < layer.q.size(0); ++head) {
       HeadMeans& means = heads[{layer.layer, head}];
-      means.kind = measured_kind(layer.attention);
+      means.kind = layer.kind;
       measure_head(layer, head, causal, threads, means);
     }
   }

@@ -17,6 +17,7 @@ namespace lln_torch {
 struct ObservedLayer {
   std::int64_t layer = 0;
   std::string attention;  // its name in the zoo
+  std::string kind;       // of the matrix that is measured: Observation::kind
   Tensor q, k;            // [heads, tokens, channels]; undefined where the attention has none
   Tensor alpha, beta;     // [heads], or undefined
 };
@@ -34,10 +35,6 @@ class Recorder : public Observer {
   std::int64_t rows_, tokens_;
   std::vector<ObservedLayer> layers_;
 };
-
-// The matrix that is measured for an attention of this name: its long-range part where the core
-// knows that, otherwise the softmax of the same q and k, which it approximates.
-std::string measured_kind(const std::string& attention);
 
 // One object for each layer and head, the mean over its rows: layer, head, kind, temperature,
 // entropy (nats), entropy_limit (ln of the tokens), gap, alpha, beta; null for what there is not.

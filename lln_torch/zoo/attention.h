@@ -25,6 +25,9 @@ struct Observation {
   Tensor q, k;         // [batch, heads, tokens, channels]; undefined where an attention has none
   Tensor alpha, beta;  // [batch or 1, heads] of LLN
   Tensor key_mask;     // bool [batch, tokens], or undefined
+  // The matrix of its long-range part as the core's instruments name it (lln::parse_matrix);
+  // where they do not know that, the softmax of the same q and k, which it stands for.
+  std::string kind = "softmax";
 };
 
 class Observer {
@@ -115,7 +118,7 @@ class ProjectedAttention : public Attention {
   // have a faster way to the same.
   virtual Tensor attend_both(const Projected& projected, const Tensor& x, const Tensor& key_mask,
                              Context& context);
-  // What an observation holds besides q, k and the mask.
+  // What an observation holds besides q, k and the mask: its kind, and alpha and beta.
   virtual void describe(Observation& observation) const;
 
  private:

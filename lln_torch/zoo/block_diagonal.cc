@@ -18,6 +18,9 @@ class DiagAttention : public ProjectedAttention {
                 Context&) override {
     return block_diagonal(q, k, v, key_mask, block_, config().causal);
   }
+  void describe(Observation& observation) const override {
+    observation.kind = "diag" + std::to_string(block_);
+  }
 
  private:
   std::int64_t block_;

@@ -35,6 +35,7 @@ class LinearAttention : public ProjectedAttention {
     const Tensor normed = o * (mean_square + kLinearNormFloor).rsqrt() * gain_.unsqueeze(1);
     return normed.to(v.scalar_type());
   }
+  void describe(Observation& observation) const override { observation.kind = "linear"; }
 
  private:
   // How many keys a row sees, at least 1; broadcasts over [batch, heads, tokens, channels].

@@ -146,6 +146,7 @@ Tensor LlnAttention::attend_both(const Projected& projected, const Tensor& x,
 }
 
 void LlnAttention::describe(Observation& observation) const {
+  observation.kind = feature_ == "exp" ? "lln" : feature_;
   const AttentionCall settings = call(observation.key_mask);
   if (settings.alpha.defined()) {
     observation.alpha = settings.alpha.detach().unsqueeze(0);

@@ -67,6 +67,9 @@ class PerformerAttention : public ProjectedAttention {
                                             : all_sums(fq, log_k, key_max, values, key_mask);
     return normalised(sums).to(v.scalar_type());
   }
+  void describe(Observation& observation) const override {
+    observation.kind = "performer" + std::to_string(features_);
+  }
 
  private:
   Tensor draw(std::int64_t number) const {

@@ -96,6 +96,7 @@ class QuadraticAttention : public ProjectedAttention {
     const std::int64_t width = v.size(-1);
     return normalised({both.narrow(-1, 0, width), both.narrow(-1, width, 1)}).to(v.scalar_type());
   }
+  void describe(Observation& observation) const override { observation.kind = "quadratic"; }
 };
 
 std::shared_ptr<Attention> make_quadratic(const AttentionConfig& config, const Settings& options) {

@@ -156,9 +156,56 @@ TEST(Tokenize, TrainsOnASampleOfTheLines) {
   const TokenizeResult all = tokenize(folder, {.output = folder.path("all")});
   const TokenizeResult some =
       tokenize(folder, {.output = folder.path("some"), .training_bytes = 10000});
-  EXPECT_EQ(all.trained_lines, 300);
+  EXPECT_EQ(all.trained_lines, all.train.lines);
+  EXPECT_EQ(all.train.lines + all.validation.lines, 300);
   EXPECT_LE(some.trained_bytes, 10000);
   EXPECT_GT(some.trained_bytes, 2500);
+}
+
+// Every article has a letter of its own: those that are held out are unknown to the model.
+TEST(Tokenize, TheModelDoesNotSeeWhatIsHeldOut) {
+  const TemporaryFolder folder;
+  std::string text;
+  for (int article = 0; article < 40; ++article) {
+    const std::string own = {'\xE4', '\xB8', static_cast<char>(0x80 + article)};
+    text += corpus_text(1, static_cast<std::uint64_t>(article));
+    for (int word = 0; word < 50; ++word) text += own + " ";
+    text += "\n\n";
+  }
+  const TokenizeResult result =
+      tokenize(folder, {.files = {folder.write("own.txt", text)}, .held_out = 0.1});
+  EXPECT_EQ(result.validation.documents, 4);
+  EXPECT_EQ(result.train.unknown, 0);
+  EXPECT_EQ(result.validation.unknown, 4 * 50);
+}
+
+TEST(Tokenize, KeepsWhatIsThereUntilTheNewIsComplete) {
+  const TemporaryFolder folder;
+  const auto files = [&] {
+    std::map<std::string, std::string> found;
+    for (const auto& entry : std::filesystem::directory_iterator(folder.path("tokens"))) {
+      found[entry.path().filename().string()] = read_bytes(entry.path().string());
+    }
+    return found;
+  };
+  tokenize(folder, {.tokenizer = "bytes", .shard_tokens = 5000});
+  const auto before = files();
+  ASSERT_GT(before.size(), 4u);
+  const std::string bad = folder.write("bad.txt", corpus_text(30, 2) + "caf\xE9\n");
+  const std::string good = folder.write("good.txt", corpus_text(10, 3));
+  EXPECT_THAT(error_of([&] {
+                tokenize(folder, {.files = {bad},
+                                  .validation = {good},
+                                  .replace = true,
+                                  .tokenizer = "bytes",
+                                  .shard_tokens = 1000});
+              }),
+              HasSubstr("not UTF-8"));
+  EXPECT_EQ(files(), before);
+  tokenize(folder, {.files = {good}, .replace = true, .tokenizer = "bytes"});
+  const auto after = files();
+  EXPECT_EQ(after.size(), 3u);
+  EXPECT_NE(after.at("train.00000.tokens"), before.at("train.00000.tokens"));
 }
 
 TEST(Tokenize, RefusesWhatWouldLoseOrMixData) {

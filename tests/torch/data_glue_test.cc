@@ -100,7 +100,7 @@ TEST(Glue, ReadsEveryLayout) {
         folder.write(std::string("glue_data/") + layout.validation_file, layout.validation);
       }
       const auto glue = source(std::string("task = '") + layout.task + "'", folder.path());
-      EXPECT_EQ(glue->task().name, layout.task);
+      EXPECT_EQ(glue->task().name.substr(0, glue->task().name.find(' ')), layout.task);
       const Batch batch = glue->validation_batch(0, 1);
       EXPECT_EQ(row_text(batch.text, 0), layout.row) << layout.validation_file;
       if (glue->task().kind == TaskKind::score) {
@@ -122,6 +122,28 @@ TEST(Glue, CallsASubsetASubset) {
                "index\tquestion\tsentence\tlabel\n0\ta\tb\tentailment\n");
   folder.write("QNLI/dev.tsv", "index\tquestion\tsentence\tlabel\n0\ta\tb\tentailment\n");
   EXPECT_EQ(source("task = 'qnli'", folder.path())->task().name, "qnli (reconstructed)");
+}
+
+TEST(Glue, NeverValidatesMrpcOnItsTraining) {
+  const TemporaryFolder folder;
+  const auto write = [&](const char* name, const char* text) {
+    folder.write(
+        std::string("MRPC/") + name,
+        std::string("Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t7\t8\t") + text + "\tx\n");
+  };
+  const auto found = [&](const std::string& more = "") {
+    const auto mrpc = source("task = 'mrpc'\n" + more, folder.path());
+    return mrpc->task().name + " " + row_text(mrpc->train_batch(0, 1, 0, 1).text, 0) + " " +
+           row_text(mrpc->validation_batch(0, 1).text, 0);
+  };
+  write("msr_paraphrase_train.txt", "whole");
+  write("dev.tsv", "dev");
+  EXPECT_THAT(error_of([&] { found(); }), HasSubstr("expected MRPC/msr_paraphrase_test.txt"));
+  write("msr_paraphrase_test.txt", "test");
+  EXPECT_EQ(found(), "mrpc (whole files) <whole>x> <test>x>");
+  write("train.tsv", "train");
+  EXPECT_EQ(found(), "mrpc <train>x> <dev>x>");
+  EXPECT_EQ(found("validation_split = 'test'"), "mrpc <train>x> <test>x>");
 }
 
 TEST(Glue, HasItsTasksAndMetrics) {
@@ -153,6 +175,8 @@ TEST(Glue, ReportsCorruptRecords) {
   fault("sentence\tlabel\nbroken\na\t1\n");
   const auto skipped = source("task = 'sst2'\nskip_corrupt = true", folder.path());
   EXPECT_EQ(skipped->steps_per_epoch(1), 1);
+  EXPECT_THAT(skipped->task().notes,
+              ElementsAre(HasSubstr("SST-2/train.tsv: 1 corrupt records of 2 left out")));
   folder.write("STS-B/sts-train.csv", "g\tf\ty\t1\t5.5\ta\tb\n");
   folder.write("STS-B/sts-dev.csv", "g\tf\ty\t1\t5\ta\tb\n");
   EXPECT_THAT(error_of([&] { source("task = 'stsb'", folder.path()); }),

@@ -196,6 +196,31 @@ TEST(Jpeg, SizesColoursAndReduction) {
   EXPECT_EQ(cyan.bytes.size(), 192u);
 }
 
+TEST(Jpeg, APictureThatIsTooLargeIsRefusedBeforeItIsMadeSmaller) {
+  std::vector<std::uint8_t> huge = test::plain_jpeg(16, 16, 1, 2, 3);
+  for (std::size_t i = 0; i + 8 < huge.size(); ++i) {
+    if (huge[i] != 0xFF || huge[i + 1] != 0xC0) continue;  // the frame: height and width
+    huge[i + 5] = huge[i + 7] = 0xFF;
+    huge[i + 6] = huge[i + 8] = 0;
+  }
+  lln::test::expect_error([&] { decode_jpeg(huge, "huge.jpg", 3, 13); },
+                          {"huge.jpg", "65280 x 65280 pixels"}, lln::ErrorCode::io);
+}
+
+TEST(TarFile, ACompressedOneHasALimit) {
+  const Folder folder;
+  const auto all = [](const std::string&) { return true; };
+  test::write_tar(folder / "packed.tar.xz", animals(), true);
+  test::write_tar(folder / "plain.tar", animals(), false);
+  const TarFile plain(folder / "plain.tar", all, 100);
+  std::uint64_t sum = 0;
+  for (std::size_t i = 0; i < plain.size(); ++i) sum += plain.read(i).size();
+  EXPECT_EQ(TarFile(folder / "packed.tar.xz", all, sum).size(), plain.size());
+  lln::test::expect_error([&] { TarFile(folder / "packed.tar.xz", all, sum - 1); },
+                          {"packed.tar.xz", std::to_string(sum - 1), "plain tar"},
+                          lln::ErrorCode::io);
+}
+
 TEST(Augment, CropsFlipsAndColoursAreSpreadAsSet) {
   const Augmentation augmentation{.smallest_crop = 0.4, .brightness = 0.3, .contrast = 0.1};
   double area = 0;

@@ -35,7 +35,7 @@ learning_rate = 1e-2
 
 
 class Generate(Scratch):
-    def train(self, name, attention):
+    def train(self, name, attention, *arguments):
         text = self.path("text.txt")
         if not pathlib.Path(text).exists():
             pathlib.Path(text).write_text((SENTENCE * 20 + "\n") * 20, encoding="utf-8")
@@ -44,7 +44,8 @@ class Generate(Scratch):
         config = self.path("lm.toml")
         pathlib.Path(config).write_text(CONFIG + attention, encoding="utf-8")
         run = self.path(name)
-        lln("train", config, "--data", self.path("tokens"), "--run", run, "--threads", "1")
+        lln("train", config, "--data", self.path("tokens"), "--run", run, "--threads", "1",
+            *arguments)
         return run
 
     def generate(self, run, *arguments):
@@ -81,6 +82,15 @@ class Generate(Scratch):
         found = self.generate(run, "--prompt", "The sea", "--tokens", "10")
         self.assertEqual(found["memory"], "keys and values")
         self.assertEqual(len(self.generate(run, "--tokens", "5")["ids"]), 5)  # without a prompt
+
+    def test_learned_positions_end(self):
+        run = self.train("learned", "[attention]\nname = 'lln+diag'\n", "--set",
+                         "model.positions=learned", "--set", "train.steps=2", "--set",
+                         "train.warmup=0")
+        # 3 bytes of a prompt and 45 tokens are read, the 46th is only written.
+        self.assertEqual(len(self.generate(run, "--prompt", "The", "--tokens", "46")["ids"]), 46)
+        error = lln("generate", run, "--prompt", "The", "--tokens", "47", expect=3).stderr
+        self.assertIn("after a prompt of 3 tokens expected at most 46", error)
 
     def test_a_task_without_text(self):
         config = self.path("mqar.toml")

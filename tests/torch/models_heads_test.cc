@@ -4,6 +4,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <random>
+
 #include "expect_error.h"
 #include "lln_torch/models/heads.h"
 #include "lln_torch/models/weights.h"
@@ -277,8 +280,30 @@ TEST(MaskedTokens, FixedPlacesGiveTheSame) {
   EXPECT_EQ(all.labels.size(0), 100);
   const Tensor none = at::full({4, 25}, kIgnoredLabel, at::kLong);
   EXPECT_EQ(mean_cross_entropy(at::randn({100, 30}), none.reshape({-1})).item<float>(), 0);
-  EXPECT_EQ(predicted_places(1000, 1), 1000);
-  EXPECT_NEAR(static_cast<double>(predicted_places(32768, 0.15)), 4915 + 6 * 64.6, 3);
+  EXPECT_EQ(predicted_places(10, 100, 1), 1000);
+  EXPECT_NEAR(static_cast<double>(predicted_places(64, 512, 0.15)), 4915 + 6 * 64.6, 3);
+}
+
+// Every row predicts a token, whatever the share: a share of one token of a row, or less, has the
+// rows where chance chose none on top.
+TEST(MaskedTokens, ShortRowsHaveAPlaceForTheirOneToken) {
+  EXPECT_GE(predicted_places(4096, 8, 0.01), 4096);
+  std::mt19937_64 random(5);
+  for (const double share : {0.01, 0.05, 0.15}) {
+    for (const std::int64_t tokens : {1, 4, 8, 20, 100}) {
+      constexpr std::int64_t kManyRows = 2000;
+      std::binomial_distribution<std::int64_t> chosen(tokens, share);
+      std::int64_t labels = 0;
+      for (std::int64_t row = 0; row < kManyRows; ++row) {
+        labels += std::max<std::int64_t>(chosen(random), 1);
+      }
+      EXPECT_LE(labels, predicted_places(kManyRows, tokens, share)) << share << " " << tokens;
+    }
+  }
+  Task task = text_task(TaskKind::masked_tokens);
+  task.predicted_share = 0.15;
+  expect_error([&] { small_model(task, "predicted_share = 0.1", "name = 'lln'"); },
+               {"predicted_share: expected 0.15 to 1, found 0.1"});
 }
 
 TEST(MatchedPair, IsTheHeadOfLongRangeArena) {

@@ -61,6 +61,9 @@ TEST(Settings, SetReplacesAndAdds) {
   EXPECT_EQ(all.table("model").table("attention").text("name", ""), "lln+diag");
   EXPECT_THAT(error_of([&] { all.set("steps"); }), HasSubstr("expected KEY=VALUE"));
   EXPECT_THAT(error_of([&] { all.set("seed.x=1"); }), HasSubstr("no table"));
+  EXPECT_THAT(error_of([&] { all.set("train.steps=7\nseed = 3"); }),
+              HasSubstr("--set train.steps: expected one value"));
+  EXPECT_EQ(all.table("train").integer("steps", 1, 1, 1000), 5);
 }
 
 TEST(Settings, NamesEveryKeyThatNobodyAskedFor) {

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -128,7 +129,50 @@ class Train(Training):
             self.assertIn("CUDA", error.stderr)
 
 
-class Documentation(unittest.TestCase):
+def write(path, text):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    pathlib.Path(path).write_text(text, encoding="utf-8")
+
+
+def commands_of_the_page():
+    """The words of every command of docs/training.md, in its order."""
+    page = (small_training.ROOT / "docs/training.md").read_text(encoding="utf-8")
+    joined = page.replace("\\\n", " ")
+    return [shlex.split(line) for line in re.findall(r"^    (lln .*)$", joined, re.MULTILINE)]
+
+
+class Documentation(Scratch):
+    # The page's commands as they stand, but for the length of runs.
+    def test_the_commands_of_the_page(self):
+        write(self.path("TEXT"), "\n\n".join(
+            path.read_text(encoding="utf-8")
+            for path in sorted((small_training.ROOT / "docs").glob("*.md"))))
+        for name in ("train", "dev"):
+            write(self.path(f"glue/SST-2/{name}.tsv"), "sentence\tlabel\n" + "".join(
+                f"the {word} is here\t{i % 2}\n" for i, word in enumerate(("one", "two") * 4)))
+        os.symlink(small_training.ROOT / "examples", self.path("examples"))
+        verbs = set()
+        for words in commands_of_the_page():
+            verbs.add(words[1])
+            if words[1] == "train" and "--resume" not in words:
+                config = pathlib.Path(small_training.ROOT, words[2]).read_text(encoding="utf-8")
+                short = ["train.warmup=1", "train.evaluate_every=0", "train.instruments_every=2",
+                         "train.epochs=1" if "epochs" in config else "train.steps=4"]
+                words += [word for s in short for word in ("--set", s)]
+            program = PROGRAM if words[1] != "analyze" else os.path.join(
+                os.path.dirname(PROGRAM), "lln")
+            if not os.path.exists(program):
+                continue  # only the programs of this layer were built
+            done = subprocess.run([program, *words[1:]], cwd=self.folder, capture_output=True,
+                                  text=True, timeout=300, check=False)
+            self.assertEqual(done.returncode, 0, f"{' '.join(words)}\n{done.stderr}")
+        self.assertEqual(verbs, {"tokenize", "train", "compare", "eval", "dump", "analyze",
+                                 "generate"})
+        found = json.loads(lln("eval", "runs/lln", "--json", cwd=self.folder).stdout)
+        self.assertEqual(found["metric"], "loss")
+        self.assertLess(found["chance"], found["metrics"]["loss"] + 5)
+        self.assertIn("softmax", lln("compare", "runs/lln", "runs/softmax", cwd=self.folder).stdout)
+
     ASKED = re.compile(
         r"\.(?:integer|number|flag|choice|texts?|required_text|table)\(\s*\"(\w+)\"")
 
@@ -160,20 +204,23 @@ class Configs(Scratch):
             lln("train", small_training.ROOT / f"examples/configs/{name}.toml", "--run",
                 self.path(name), *(word for s in settings for word in ("--set", s)))
 
-    def test_the_first_page_of_the_documentation(self):
-        text = "\n\n".join(path.read_text(encoding="utf-8")
-                           for path in sorted((small_training.ROOT / "docs").glob("*.md")))
-        pathlib.Path(self.path("TEXT")).write_text(text, encoding="utf-8")
-        tokens, runs = self.path("tokens"), [self.path("lln"), self.path("softmax")]
-        lln("tokenize", self.path("TEXT"), "-o", tokens, "--vocab", "2000")
-        for run, name in zip(runs, ("lln+diag", "softmax")):
-            lln("train", small_training.ROOT / "examples/configs/mlm-tiny.toml", "--data", tokens,
-                "--run", run, "--set", f"attention.name={name}", "--set", "train.steps=4", "--set",
-                "train.warmup=1", "--set", "data.validation_rows=4")
-        found = json.loads(lln("eval", runs[0], "--json").stdout)
-        self.assertEqual(found["metric"], "loss")
-        self.assertLess(found["chance"], found["metrics"]["loss"] + 5)
-        self.assertIn("softmax", lln("compare", *runs).stdout)
+    def test_tasks_that_read_files(self):
+        header, pair = "g\tf\ty\t1\t", "A man plays a flute.\tA woman sings."
+        for name in ("sts-train.csv", "sts-dev.csv"):
+            write(self.path(f"glue/STS-B/{name}"), header + "2.5\t" + pair + "\n" + header
+                  + "5\tA dog runs.\tA dog runs.\n")
+        write(self.path("wiki.txt"), "".join(
+            f"= Article {i} =\n" + f"word{i} and more of the article. " * 20 + "\n\n"
+            for i in range(40)))
+        tiny = ("model.layers=1", "model.dim=16", "model.heads=2", "train.warmup=0",
+                "train.batch=2")
+        for name, data, more in (
+                ("stsb", "glue", ("data.tokenizer=bytes", "train.epochs=1")),
+                ("wiki-pairs", "", ("data.files=wiki.txt", "data.tokens=64", "train.steps=1",
+                                    "train.evaluate_rows=2"))):
+            lln("train", small_training.ROOT / f"examples/configs/{name}.toml", "--data",
+                self.path(data), "--run", self.path(name),
+                *(word for s in (*tiny, *more) for word in ("--set", s)))
 
 
 class Compare(Training):
