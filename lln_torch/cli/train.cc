@@ -242,6 +242,7 @@ int run_train(TrainArguments arguments) {
   if (made.settings.step.cuda_graph && !device.is_cuda()) {
     line.print("train.cuda_graph has no effect on a CPU");
   }
+  for (const std::string& note : made.source->task().notes) line.print(note);
   lln_torch::TrainEvents events;
   events.progress = [&](const lln_torch::TrainProgress& now) { line.progress(now); };
   events.evaluated = [&](const Json& row) { line.evaluated(row); };
