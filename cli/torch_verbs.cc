@@ -48,6 +48,7 @@ constexpr std::array kTorchVerbs = {
   }
   std::error_code error;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error) throw Error(ErrorCode::io, "/proc/self/exe: " + error.message());
   const std::string other = (self.parent_path() / "lln-torch").string();
   execv(other.c_str(), argv);
   throw Error(ErrorCode::io, fmt::format("{}: {}", other, std::strerror(errno)));

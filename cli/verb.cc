@@ -130,6 +130,9 @@ int run_program(CLI::App& program, std::span<const Verb> verbs, int argc, const 
   }
   const auto verb =
       std::find_if(verbs.begin(), verbs.end(), [](const Verb& v) { return v.command->parsed(); });
+  if (verb == verbs.end()) {  // a verb that is listed, and found in another program
+    return report_usage_error(fmt::format("'{}' must come first", argv[1]), json);
+  }
   return run_reporting_errors(*verb, json);
 }
 

@@ -28,6 +28,12 @@ if(TARGET lln_cli)
   set_target_properties(lln_cli PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
   install(TARGETS lln_cli RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
 endif()
+if(TARGET lln_torch_cli)
+  # The libraries of torch stay where they were found.
+  set_target_properties(lln_torch_cli PROPERTIES
+    INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${LLN_TORCH_FOUND}/lib")
+  install(TARGETS lln_torch_cli RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+endif()
 
 # A static library leaves its dependencies to the program that links it; a shared one brings them.
 get_target_property(lln_type lln TYPE)

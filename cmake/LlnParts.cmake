@@ -72,8 +72,6 @@ endif()
 if(LLN_TORCH_REASON STREQUAL "")
   set(LLN_TORCH_BUILT TRUE)
   lln_import_torch("${LLN_TORCH_FOUND}")
-  # A wheel brings headers of another fmt, which come before the system's and fit no library here.
-  target_compile_definitions(lln_libtorch INTERFACE FMT_HEADER_ONLY)
   lln_torch_version("${LLN_TORCH_FOUND}" LLN_TORCH_VERSION)
 else()
   set(LLN_TORCH_BUILT FALSE)

@@ -36,7 +36,7 @@ LoadedRun load_run(const RunArguments& arguments) {
   loaded.device = lln_torch::find_device(arguments.device);
   lln_torch::prepare_torch(arguments.threads, loaded.device);
   loaded.step = lln_torch::find_checkpoint(run, arguments.checkpoint);
-  loaded.made = lln_torch::make_run_model(config, data, loaded.device);
+  loaded.made = lln_torch::make_run_model(config, data, loaded.device, /*begins=*/false);
   const std::string path = lln_torch::checkpoint_path(run.checkpoints(), loaded.step);
   const lln_torch::Checkpoint checkpoint = lln_torch::load_checkpoint(path);
   lln_torch::copy_tensors(checkpoint.weights, lln_torch::named_weights(*loaded.made.model), path);

@@ -220,7 +220,8 @@ int run_train(TrainArguments arguments) {
   const torch::Device device =
       lln_torch::find_device(arguments.device.empty() ? "cpu" : arguments.device);
   lln_torch::prepare_torch(arguments.threads, device);
-  const lln_torch::RunModel made = lln_torch::make_run_model(opened.config, arguments.data, device);
+  const lln_torch::RunModel made =
+      lln_torch::make_run_model(opened.config, arguments.data, device, !opened.begun);
   if (made.settings.step.cuda_graph && device.is_cuda()) {
     if (const std::string why = lln_torch::step_graph_obstacle(); !why.empty()) {
       throw Error(ErrorCode::unsupported, "train.cuda_graph = true: " + why);
@@ -238,6 +239,10 @@ int run_train(TrainArguments arguments) {
   line.print(fmt::format("{}: {} on {}, {} parameters, {} steps of {} rows", opened.folder.path(),
                          made.name, made.source->task().name, made.parameters,
                          made.settings.schedule.steps, made.settings.batch));
+  if (made.settings.step.cuda_graph && !device.is_cuda()) {
+    line.print("train.cuda_graph has no effect on a CPU");
+  }
+  for (const std::string& note : made.source->task().notes) line.print(note);
   lln_torch::TrainEvents events;
   events.progress = [&](const lln_torch::TrainProgress& now) { line.progress(now); };
   events.evaluated = [&](const Json& row) { line.evaluated(row); };
@@ -268,7 +273,8 @@ Verb add_train(CLI::App& program, const std::string& command_line) {
   command->add_option("CONFIG", arguments->config, "TOML file; docs/training.md lists its keys");
   command
       ->add_option("--set", arguments->sets, "key=value in place of the file's, as train.steps=300")
-      ->take_all();
+      ->type_size(1)
+      ->allow_extra_args(false);
   command->add_option("--data", arguments->data, "Folder with the data of the task");
   command->add_option("--run", arguments->run,
                       "Folder of the run; otherwise runs/ and the name of CONFIG");

@@ -24,6 +24,7 @@ using StateJson = nlohmann::ordered_json;
 
 constexpr const char* kStepPrefix = "step-";
 constexpr const char* kPartPrefix = ".part-";
+constexpr const char* kOldSuffix = "-old";
 constexpr int kStateVersion = 1;
 
 std::string hex_of(std::uint64_t value) { return fmt::format("{:016x}", value); }
@@ -113,7 +114,24 @@ CheckpointStore::CheckpointStore(std::string folder, CheckpointFiles& files)
     throw lln::Error(lln::ErrorCode::io,
                      fmt::format("{}: cannot be read: {}", folder_, error.message()));
   }
-  for (const std::string& path : left) files_.remove(path);
+  for (const std::string& path : left) put_back_or_remove(path);
+}
+
+// A step that is saved a second time is set aside until its new form has its name. Where the
+// program ended between the two, the old one is the checkpoint.
+void CheckpointStore::put_back_or_remove(const std::string& part) {
+  const std::string name = fs::path(part).filename().string();
+  if (name.ends_with(kOldSuffix)) {
+    const std::size_t start = std::char_traits<char>::length(kPartPrefix);
+    const std::size_t end = name.size() - std::char_traits<char>::length(kOldSuffix);
+    const std::string target = folder_ + "/" + kStepPrefix + name.substr(start, end - start);
+    std::error_code ignored;
+    if (!fs::exists(target, ignored)) {
+      files_.rename(part, target);
+      return;
+    }
+  }
+  files_.remove(part);
 }
 
 void CheckpointStore::save(const Checkpoint& checkpoint) {
@@ -126,17 +144,19 @@ void CheckpointStore::save(const Checkpoint& checkpoint) {
 
   const std::string target = checkpoint_path(folder_, checkpoint.state.step);
   const std::string part = fmt::format("{}/{}{:08}", folder_, kPartPrefix, checkpoint.state.step);
+  const std::string old = part + kOldSuffix;
+  std::error_code ignored;
   try {
-    if (fs::exists(part)) files_.remove(part);
+    if (fs::exists(part, ignored)) files_.remove(part);
     files_.make_folder(part);
     files_.write_tensors(part + "/weights.safetensors", to_write(weights));
     files_.write_tensors(part + "/optimizer.safetensors", to_write(optimizer));
     files_.write_text(part + "/state.json", state.dump(2) + "\n");
     files_.sync_folder(part);
-    if (fs::exists(target)) files_.rename(target, part + "-old");
+    if (fs::exists(target, ignored)) files_.rename(target, old);
     files_.rename(part, target);
     files_.sync_folder(folder_);
-    if (fs::exists(part + "-old")) files_.remove(part + "-old");
+    if (fs::exists(old, ignored)) files_.remove(old);
   } catch (const lln::Error& e) {
     undo(part, target);
     throw lln::Error(e.code(), fmt::format("the checkpoint of step {} could not be saved; earlier "
@@ -147,7 +167,8 @@ void CheckpointStore::save(const Checkpoint& checkpoint) {
 
 void CheckpointStore::undo(const std::string& part, const std::string& target) noexcept {
   try {
-    if (!fs::exists(target) && fs::exists(part + "-old")) files_.rename(part + "-old", target);
+    const std::string old = part + kOldSuffix;
+    if (!fs::exists(target) && fs::exists(old)) files_.rename(old, target);
     if (fs::exists(part)) files_.remove(part);
   } catch (const std::exception&) {
     // Left for the next start; what matters is the first failure.

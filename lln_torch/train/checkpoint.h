@@ -53,6 +53,7 @@ class CheckpointStore {
   void set_aside_after(std::int64_t step);
 
  private:
+  void put_back_or_remove(const std::string& part);
   void undo(const std::string& part, const std::string& target) noexcept;
 
   std::string folder_;

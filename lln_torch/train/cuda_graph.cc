@@ -37,12 +37,21 @@ struct StepGraph::Impl {
   at::cuda::CUDAGraph graph;
   int calls = 0;
 
+  // The stream is of use again only when its capture has ended, which fails as well.
+  void end_failed_capture() noexcept {
+    try {
+      graph.capture_end();
+    } catch (const std::exception&) {
+    }
+  }
+
   void capture(const std::function<void()>& body) {
     c10::cuda::device_synchronize();
     graph.capture_begin();
     try {
       body();
     } catch (const std::exception& e) {
+      end_failed_capture();
       throw lln::Error(lln::ErrorCode::unsupported,
                        fmt::format("the training step cannot be captured in a CUDA graph: set "
                                    "train.cuda_graph = false. The reason: {}",

@@ -20,7 +20,9 @@ AdamW::AdamW(const torch::nn::Module& model, const AdamWOptions& options) : opti
     }
     if (!step_.defined()) step_ = at::zeros({}, parameter.options().dtype(at::kFloat));
     parameter.mutable_grad() = at::zeros_like(parameter);
-    Group& group = groups_[options.decay_all || parameter.dim() >= 2 ? 0 : 1];
+    // Shares of LLN and Diag start at one half: decay would pull them from there.
+    const bool matrix = parameter.dim() >= 2 && item.key().find("diag_") == std::string::npos;
+    Group& group = groups_[options.decay_all || matrix ? 0 : 1];
     group.parameters.push_back(parameter);
     group.gradients.push_back(parameter.grad());
     group.averages.push_back(at::zeros_like(parameter).detach());

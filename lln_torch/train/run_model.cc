@@ -22,6 +22,18 @@ std::string weights_file(const std::string& path) {
   return checkpoint_path(run.checkpoints(), find_checkpoint(run, "best")) + "/weights.safetensors";
 }
 
+// The newest that can be read.
+RunState newest_run_state(const RunFolder& run) {
+  const std::vector<std::int64_t> steps = checkpoint_steps(run.checkpoints());
+  for (auto step = steps.rbegin(); step + 1 != steps.rend(); ++step) {
+    try {
+      return load_run_state(checkpoint_path(run.checkpoints(), *step));
+    } catch (const lln::Error&) {  // the training would pass over it, too
+    }
+  }
+  return load_run_state(checkpoint_path(run.checkpoints(), steps.front()));
+}
+
 }  // namespace
 
 torch::Device find_device(const std::string& name) {
@@ -32,7 +44,7 @@ torch::Device find_device(const std::string& name) {
 }
 
 RunModel make_run_model(const Settings& config, const std::string& data_folder,
-                        const torch::Device& device) {
+                        const torch::Device& device, bool begins) {
   RunModel made;
   const Settings attention = config.table("attention"), train = config.table("train");
   made.source = make_source(config.table("data"), data_folder);
@@ -45,7 +57,7 @@ RunModel make_run_model(const Settings& config, const std::string& data_folder,
   made.name = config.text("name", name);
   const std::string start_from = train.text("start_from", "");
   config.finish();
-  if (!start_from.empty()) load_body(*made.model, weights_file(start_from));
+  if (begins && !start_from.empty()) load_body(*made.model, weights_file(start_from));
   made.model->to(device);
   for (const Tensor& parameter : made.model->parameters()) made.parameters += parameter.numel();
   return made;
@@ -58,8 +70,7 @@ std::int64_t find_checkpoint(const RunFolder& run, const std::string& which) {
   }
   std::int64_t step = steps.back();
   if (which == "best") {
-    const std::int64_t best =
-        load_run_state(checkpoint_path(run.checkpoints(), steps.back())).best_step;
+    const std::int64_t best = newest_run_state(run).best_step;
     if (best >= 0) step = best;
   } else if (which != "last") {
     const char* const end = which.data() + which.size();

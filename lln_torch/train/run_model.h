@@ -26,9 +26,10 @@ struct RunModel {
 };
 
 // Asks for every key of the config and refuses those that nobody knows. Parameters are drawn from
-// the seed of [train]; where that has the key start_from, those of the body are read from there.
+// the seed of [train]; for a run that begins, and where [train] has the key start_from, those of
+// the body are read from there. Of other runs the checkpoint has them.
 RunModel make_run_model(const Settings& config, const std::string& data_folder,
-                        const torch::Device& device);
+                        const torch::Device& device, bool begins);
 
 // The step that `which` means: "best" (the last where nothing was evaluated yet), "last", or a
 // number. Throws lln::Error that names the checkpoints there are.

@@ -3,10 +3,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lln_torch/train/stop_signal.h"
 
+#include <atomic>
+
 namespace lln_torch {
 namespace {
 
-volatile std::sig_atomic_t noted_stop_signal = 0;
+// The handler may run in any thread.
+std::atomic<int> noted_stop_signal = 0;
+static_assert(std::atomic<int>::is_always_lock_free);
 
 extern "C" void note_stop_signal(int signal) {
   if (noted_stop_signal != 0) {

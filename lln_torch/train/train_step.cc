@@ -37,7 +37,7 @@ double predictions_in(const Batch& batch) {
 TrainStep::TrainStep(Model& model, AdamW& optimizer, const StepOptions& options,
                      const torch::Device& device)
     : model_(model), optimizer_(optimizer), options_(options), device_(device) {
-  if (options.cuda_graph) graph_ = std::make_unique<StepGraph>();
+  if (options.cuda_graph && device.is_cuda()) graph_ = std::make_unique<StepGraph>();
   const auto scalar = at::TensorOptions().dtype(at::kFloat).device(device);
   for (Tensor* made : {&rate_, &loss_, &norm_, &skip_, &bad_loss_, &bad_norm_}) {
     *made = at::zeros({}, scalar);
@@ -77,7 +77,7 @@ void TrainStep::run(const std::vector<Batch>& parts, std::int64_t step, double l
   for (std::size_t i = 0; same && i < inputs.parts.size(); ++i) {
     same = same_form(inputs.parts[i], captured_->parts[i]);
   }
-  if (!same) {  // the last batch of an epoch, or a shorter text
+  if (!same) {  // rows of another length, or with padding
     update(inputs, step);
     return;
   }

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -89,6 +90,7 @@ class Loop {
   // The step that was saved last, and whether it had been evaluated.
   std::optional<std::pair<std::int64_t, bool>> saved_;
   double gradient_norm_ = 0;
+  bool sums_pending_ = false;  // of steps that the device has done since they were read
   Speed speed_;
   TrainClock::time_point start_ = TrainClock::now();
   std::int64_t first_step_ = 0;
@@ -167,11 +169,13 @@ TrainEnd Loop::run() {
 }
 
 void Loop::step(Prefetch& batches) {
-  const std::vector<Batch> parts = batches.next();
+  // A device works on while the next batch is waited for, so the wait is part of the step.
   const TrainClock::time_point begin = TrainClock::now();
+  const std::vector<Batch> parts = batches.next();
   step_.run(parts, state_.step, learning_rate(settings_.schedule, state_.step));
   ++state_.step;
   ++state_.loss_count;
+  sums_pending_ = true;
   const bool look = job_.device.is_cpu() || last() || due(settings_.log_every) ||
                     due(settings_.evaluate_every) || due(settings_.checkpoint_every) || stopped();
   if (look) take_sums();
@@ -189,6 +193,7 @@ void Loop::take_sums() {
         job_.model, batch_parts(job_.source, *sums.bad_step, settings_.batch, settings_.accumulate),
         sums, settings_.step, job_.device, job_.source.task().kind == TaskKind::next_token));
   }
+  sums_pending_ = false;
   state_.loss_sum += sums.loss;
   gradient_norm_ = sums.gradient_norm;
 }
@@ -243,7 +248,8 @@ bool Loop::evaluate_now() {
   if (!found) return false;
   state_.evaluated_step = state_.step;
   const auto& [metric, value] = found->metrics.front();
-  const bool better = !state_.best || is_better(metric, value, *state_.best);
+  const bool better =
+      std::isfinite(value) && (!state_.best || is_better(metric, value, *state_.best));
   if (better) {
     state_.best = value;
     state_.best_step = state_.step;
@@ -285,6 +291,7 @@ void Loop::measure() {
 
 void Loop::save() {
   if (saved_ == saving()) return;
+  if (sums_pending_) take_sums();  // a step that is not finite must not become a checkpoint
   state_.seconds = seconds_before_ + seconds_since(start_);
   metrics_->sync();
   instruments_->sync();
@@ -296,7 +303,9 @@ void Loop::save() {
 }  // namespace
 
 void prepare_torch(int threads, const torch::Device& device) {
-  if (threads > 0) at::set_num_threads(threads);
+  // Also where it is the number that torch has: setting it is what a resumed run does, and it tells
+  // MKL to keep to it.
+  at::set_num_threads(threads > 0 ? threads : at::get_num_threads());
   if (!device.is_cpu()) return;
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
   // Filling new memory with NaN, to show reads of it, is for torch's own tests.

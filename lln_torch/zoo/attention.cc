@@ -102,6 +102,7 @@ Tensor ProjectedAttention::attend_both(const Projected& projected, const Tensor&
 void ProjectedAttention::describe(Observation&) const {}
 
 Tensor ProjectedAttention::forward(const Tensor& x, const Tensor& key_mask, Context& context) {
+  if (x.size(1) == 0) return at::zeros_like(x);
   const Projected projected = project(x, context);
   if (context.observer != nullptr) {
     Observation observation{.layer = config_.layer,

@@ -46,6 +46,7 @@ class FnetAttention : public Attention {
         orthonormal_(options.choice("norm", "none", {"none", "ortho"}) == "ortho") {}
 
   Tensor forward(const Tensor& x, const Tensor& key_mask, Context& context) override {
+    if (x.size(1) == 0) return at::zeros_like(x);
     if (context.observer != nullptr) {
       context.observer->observe(
           {.layer = config_.layer, .name = config_.name, .key_mask = key_mask});

@@ -46,8 +46,9 @@ class InformerAttention : public ProjectedAttention {
     const Tensor wide = chosen.unsqueeze(-1).expand({-1, -1, -1, q.size(3)});
     const Tensor full = full_attention(rows.gather(2, wide), keys, values, alignment.key_mask());
 
-    const Tensor mean =
-        values.sum(2, true) / counts.to(values.scalar_type()).unsqueeze(-1).unsqueeze(-1);
+    // In f32: neither the count nor the sum of a long sequence is a 16-bit number.
+    const Tensor mean = (values.sum(2, true, at::kFloat) / counts.unsqueeze(-1).unsqueeze(-1))
+                            .to(values.scalar_type());
     // Shorter sequences of the batch have fewer active queries.
     const Tensor is_active = at::arange(most, counts.options()).lt(active);  // [batch or 1, most]
     const Tensor found = at::where(is_active.unsqueeze(1).unsqueeze(-1), full, mean);

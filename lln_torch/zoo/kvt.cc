@@ -34,7 +34,7 @@ class KvtAttention : public ProjectedAttention {
       hidden = hidden.logical_or(at::ones({tokens, tokens}, boolean).triu(1));
     }
     scores = scores.masked_fill(hidden, lowest);
-    hidden = hidden.logical_or(scores.detach().lt(smallest_kept(scores.detach(), key_mask)));
+    hidden = hidden.logical_or(scores.detach().lt(smallest_kept(scores.detach(), hidden)));
     // Equal scores are kept together. A row that sees no key has no weights: softmax would be NaN.
     const Tensor none = hidden.all(-1, /*keepdim=*/true);
     const Tensor weights =
@@ -43,19 +43,19 @@ class KvtAttention : public ProjectedAttention {
   }
 
  private:
-  // The k-th largest score of each row, [batch, heads, tokens, 1]. By default k is half of the
-  // tokens of the sequence, rounded up: of those that count, so that padding changes nothing.
-  Tensor smallest_kept(const Tensor& scores, const Tensor& key_mask) const {
+  // The k-th largest score of each row, [batch, heads, tokens, 1]. By default k is half of the keys
+  // that the row sees, rounded up: neither padding nor tokens to come change it.
+  Tensor smallest_kept(const Tensor& scores, const Tensor& hidden) const {
     const std::int64_t tokens = scores.size(-1);
     const std::int64_t most = kept_ > 0 ? std::min(kept_, tokens) : (tokens + 1) / 2;
     const Tensor largest = std::get<0>(scores.topk(most, -1));
-    if (kept_ > 0 || !key_mask.defined()) return largest.narrow(-1, most - 1, 1);
-    const Tensor kept = at::div(key_mask.sum(1) + 1, 2, "floor").clamp_min(1);  // [batch]
-    const Tensor place = (kept - 1).view({-1, 1, 1, 1});
-    return largest.gather(-1, place.expand({-1, scores.size(1), tokens, 1}));
+    if (kept_ > 0) return largest.narrow(-1, most - 1, 1);
+    const Tensor seen = hidden.logical_not().sum(-1, /*keepdim=*/true);  // [.., tokens or 1, 1]
+    const Tensor place = at::div(seen + 1, 2, "floor").clamp_min(1) - 1;
+    return largest.gather(-1, place.expand({scores.size(0), scores.size(1), tokens, 1}));
   }
 
-  std::int64_t kept_;  // 0: half of the tokens
+  std::int64_t kept_;  // 0: half of the keys that a row sees
 };
 
 std::shared_ptr<Attention> make_kvt(const AttentionConfig& config, const Settings& options) {
@@ -66,10 +66,10 @@ std::shared_ptr<Attention> make_kvt(const AttentionConfig& config, const Setting
 
 ZooEntry kvt_entry() {
   return {.name = "kvt",
-          .summary = "softmax over the top_k largest scores of a row (default N/2)",
+          .summary = "softmax over the top_k largest scores of a row (default: half of its keys)",
           .cost = "time N^2 D, memory N^2",
           .parameters = "none",
-          .padding = "masked keys, not counted in N",
+          .padding = "masked keys, not counted in a row's half",
           .causal = true,
           .takes_diag = true,
           .make = make_kvt};

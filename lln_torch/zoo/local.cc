@@ -4,22 +4,12 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <vector>
 
 #include "lln_torch/zoo/attention.h"
+#include "lln_torch/zoo/tokens.h"
 
 namespace lln_torch {
 namespace {
-
-// x [..., blocks, block, channels] -> [..., blocks, joined * block, channels]: each block with the
-// one before it and, where three are joined, the one after it; beyond the ends there are zeros.
-Tensor local_neighbours(const Tensor& x, std::int64_t joined) {
-  const std::int64_t blocks = x.size(2);
-  const Tensor padded = at::constant_pad_nd(x, {0, 0, 0, 0, 1, joined - 2});
-  std::vector<Tensor> parts;
-  for (std::int64_t i = 0; i < joined; ++i) parts.push_back(padded.narrow(2, i, blocks));
-  return at::cat(parts, 3);
-}
 
 class LocalAttention : public ProjectedAttention {
  public:
@@ -32,36 +22,27 @@ class LocalAttention : public ProjectedAttention {
                 Context&) override {
     const std::int64_t tokens = q.size(2);
     const std::int64_t block = std::min(window_, tokens);
-    const std::int64_t blocks = (tokens + block - 1) / block;
-    const std::int64_t joined = config().causal ? 2 : 3;
-    const auto cut = [&](const Tensor& x) {
-      return at::constant_pad_nd(x, {0, 0, 0, blocks * block - tokens})
-          .view({x.size(0), x.size(1), blocks, block, x.size(3)});
+    const std::int64_t after = config().causal ? 0 : 1;
+    const auto joined = [&](const Tensor& x) {
+      return with_neighbours(in_blocks(x, 2, block), 2, 1, after);
     };
-    const Tensor keys = local_neighbours(cut(k), joined);
-    const Tensor values = local_neighbours(cut(v), joined);
-    const Tensor seen = visible(key_mask, q, blocks, block, joined);
-    const Tensor o = at::scaled_dot_product_attention(cut(q), keys, values, seen);
+    const Tensor counts = key_mask.defined()
+                              ? key_mask.view({-1, 1, tokens, 1})
+                              : at::ones({1, 1, tokens, 1}, q.options().dtype(at::kBool));
+    const Tensor seen =
+        near(q.options(), block, after).logical_and(joined(counts).transpose(-1, -2));
+    const Tensor o = block_attention(in_blocks(q, 2, block), joined(k), joined(v), seen);
     return o.flatten(2, 3).narrow(2, 0, tokens);
   }
 
  private:
-  // Which of the joined keys a query sees, bool [batch or 1, 1, blocks, block, joined * block].
-  Tensor visible(const Tensor& key_mask, const Tensor& q, std::int64_t blocks, std::int64_t block,
-                 std::int64_t joined) const {
-    const std::int64_t tokens = q.size(2);
-    const auto options = q.options();
+  // Which of the joined keys are near enough, bool [block, (2 + after) block].
+  Tensor near(const at::TensorOptions& options, std::int64_t block, std::int64_t after) const {
     const Tensor place = at::arange(block, options.dtype(at::kLong)).unsqueeze(1);
-    const Tensor other = at::arange(joined * block, options.dtype(at::kLong)) - block;
+    const Tensor other = at::arange((2 + after) * block, options.dtype(at::kLong)) - block;
     const Tensor distance = place - other;
-    const Tensor near = config().causal ? distance.ge(0).logical_and(distance.le(window_))
-                                        : distance.abs().le(window_);  // [block, joined * block]
-    const Tensor counts = key_mask.defined()
-                              ? key_mask.view({-1, 1, tokens, 1})
-                              : at::ones({1, 1, tokens, 1}, options.dtype(at::kBool));
-    const Tensor cut = at::constant_pad_nd(counts, {0, 0, 0, blocks * block - tokens})
-                           .view({counts.size(0), 1, blocks, block, 1});
-    return near.logical_and(local_neighbours(cut, joined).transpose(-1, -2));
+    return config().causal ? distance.ge(0).logical_and(distance.le(window_))
+                           : distance.abs().le(window_);
   }
 
   std::int64_t window_;
@@ -78,7 +59,7 @@ ZooEntry local_entry() {
           .summary = "softmax over the keys at most `window` tokens away (64)",
           .cost = "time N w D, memory N w",
           .parameters = "none",
-          .padding = "masked keys; rows without a key are 0",
+          .padding = "masked keys",
           .causal = true,
           .takes_diag = false,
           .make = make_local};

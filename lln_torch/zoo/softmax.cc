@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include "lln_torch/zoo/attention.h"
+#include "lln_torch/zoo/tokens.h"
 
 namespace lln_torch {
 namespace {
@@ -23,7 +24,7 @@ class SoftmaxAttention : public ProjectedAttention {
       // The two masks do not go together in the fused kernels.
       mask = mask.logical_and(at::ones({q.size(2), q.size(2)}, mask.options()).tril());
     }
-    return at::scaled_dot_product_attention(q, k, v, mask);
+    return at::scaled_dot_product_attention(q, k, v, with_full_empty_rows(mask));
   }
 };
 

@@ -38,6 +38,7 @@ class SynthesizerAttention : public Attention {
   }
 
   Tensor forward(const Tensor& x, const Tensor& key_mask, Context& context) override {
+    if (x.size(1) == 0) return at::zeros_like(x);
     check_tokens(config_, x.size(1));
     if (context.observer != nullptr) {
       context.observer->observe(

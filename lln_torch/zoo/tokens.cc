@@ -17,11 +17,6 @@ Tensor gather_tokens(const Tensor& x, const Tensor& places) {
   return x.gather(2, places.unsqueeze(1).unsqueeze(-1).expand_as(x));
 }
 
-// A row without keys looks at all of them: any finite weights do, and those need no special case.
-Tensor with_full_empty_rows(const Tensor& mask) {
-  return mask.logical_or(mask.any(-1, true).logical_not());
-}
-
 }  // namespace
 
 void check_tokens(const AttentionConfig& config, std::int64_t tokens) {
@@ -76,6 +71,10 @@ Tensor with_neighbours(const Tensor& blocks, std::int64_t dim, std::int64_t befo
     neighbours.push_back(padded.narrow(dim, i, blocks.size(dim)));
   }
   return at::cat(neighbours, dim + 1);
+}
+
+Tensor with_full_empty_rows(const Tensor& mask) {
+  return mask.logical_or(mask.any(-1, true).logical_not());
 }
 
 Tensor block_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask) {

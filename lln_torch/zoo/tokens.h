@@ -40,6 +40,10 @@ Tensor in_blocks(const Tensor& x, std::int64_t dim, std::int64_t block);
 Tensor with_neighbours(const Tensor& blocks, std::int64_t dim, std::int64_t before,
                        std::int64_t after);
 
+// mask [..., rows, keys], in which rows without any key see all: whatever such a row gives must be
+// finite, and torch's kernels do not agree on it.
+Tensor with_full_empty_rows(const Tensor& mask);
+
 // Softmax attention of every block's rows over that block's own keys, by torch's fused kernels.
 // q [batch, heads, blocks, rows, channels]; k, v [batch, heads, blocks, keys, channels]; mask bool
 // [batch or 1, heads or 1, blocks, rows or 1, keys], True where a key counts -> as q. Rows without

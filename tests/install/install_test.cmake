@@ -41,6 +41,9 @@ if(EXISTS "${prefix}/bin/lln")
   if(NOT output MATCHES "${VERSION}")
     message(FATAL_ERROR "lln --version does not say ${VERSION}: ${output}")
   endif()
+  if(TORCH)
+    run("${prefix}/bin/lln" zoo)
+  endif()
 endif()
 
 # configure_torch(VARIABLE ARGUMENTS...): an outside project that wants lln::torch; its output, and

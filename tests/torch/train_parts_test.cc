@@ -294,6 +294,26 @@ TEST_F(Scratch, AFailureOfAnyWriteLosesNoEarlierCheckpoint) {
   }
 }
 
+TEST_F(Scratch, AStepSavedAgainIsNeverMissing) {
+  CheckpointFiles good;
+  bool reached_the_end = false;
+  for (int call = 1; !reached_the_end; ++call) {
+    ASSERT_LT(call, 40);
+    const std::string folder = path("again" + std::to_string(call));
+    CheckpointStore(folder, good).save(checkpoint_of(10));
+    FailingFiles bad(call, /*killed=*/true);
+    try {
+      CheckpointStore(folder, bad).save(checkpoint_of(10));
+    } catch (const lln::Error&) {
+    }
+    reached_the_end = !bad.failed();
+    CheckpointStore next_start(folder, good);
+    const auto found = newest_checkpoint(folder, expect_no_warning);
+    ASSERT_TRUE(found) << call;
+    EXPECT_EQ(found->state.step, 10);
+  }
+}
+
 TEST_F(Scratch, AFullDiskLosesNoEarlierCheckpoint) {
   CheckpointFiles files;
   CheckpointStore store(path("c"), files);

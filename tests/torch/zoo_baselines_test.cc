@@ -123,8 +123,6 @@ Tensor slow_kvt(const SlowInputs& in, bool causal, std::int64_t kept) {
   const Tensor scores = slow_scores(in);
   Tensor seen = slow_visible(in, causal).expand(scores.sizes()).clone();
   for (std::int64_t b = 0; b < scores.size(0); ++b) {
-    const std::int64_t length = in.mask[b].sum().item<std::int64_t>();
-    const std::int64_t most = kept > 0 ? kept : (length + 1) / 2;
     for (std::int64_t h = 0; h < scores.size(1); ++h) {
       for (std::int64_t i = 0; i < scores.size(2); ++i) {
         std::vector<std::pair<double, std::int64_t>> row;
@@ -133,7 +131,8 @@ Tensor slow_kvt(const SlowInputs& in, bool causal, std::int64_t kept) {
             row.emplace_back(-scores[b][h][i][j].item<double>(), j);
         }
         std::sort(row.begin(), row.end());
-        for (std::size_t rank = static_cast<std::size_t>(most); rank < row.size(); ++rank) {
+        const std::size_t most = kept > 0 ? static_cast<std::size_t>(kept) : (row.size() + 1) / 2;
+        for (std::size_t rank = most; rank < row.size(); ++rank) {
           seen[b][h][i][row[rank].second] = false;
         }
       }
