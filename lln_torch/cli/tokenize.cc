@@ -172,7 +172,8 @@ Verb add_tokenize(CLI::App& program) {
       ->capture_default_str();
   command->add_option("--seed", work.seed, "Of what is held out and trained on")
       ->capture_default_str();
-  command->add_flag("--replace", work.replace, "Remove the shards that the folder has");
+  command->add_flag("--replace", work.replace,
+                    "Remove the shards that the folder has, once the new ones are complete");
   add_threads_option(*command, options->threads);
   add_json_option(*command, options->json);
   command->footer(

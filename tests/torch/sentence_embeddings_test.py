@@ -1,6 +1,7 @@
-"""The example sentence_embeddings on a BERT-type folder of a few kilobytes that is made here.
+"""The example sentence_embeddings, and lln embed, on a BERT-type folder of a few kilobytes that is
+made here.
 
-usage: sentence_embeddings_test.py PROGRAM
+usage: sentence_embeddings_test.py PROGRAM [LLN_TORCH]
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -67,6 +68,24 @@ def run(*command: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
 
 
+def check_lengths(program: str, folder: Path) -> None:
+    """Similarities are cosines, also of a model whose embeddings have any length."""
+    (folder / "modules.json").write_text(json.dumps([{"type": "models.Pooling"}]))
+    sentences = ["a man", "food", "man eats food", "eats", "a food.", "foods", "men"] * 2
+    (folder / "sentences.txt").write_text("\n".join(sentences) + "\n")
+    command = [program, "embed", folder, "--input", folder / "sentences.txt"]
+    found = run(*command, "--json")
+    assert found.returncode == 0, found.stderr
+    lengths = [sum(x * x for x in row) ** 0.5 for row in json.loads(found.stdout)["embeddings"]]
+    assert max(abs(length - 1) for length in lengths) > 0.1, lengths
+    lines = run(*command).stdout.splitlines()
+    assert len(lines) == 2 * len(sentences), lines
+    # Every sentence is there twice, so the nearest is itself.
+    for number, sentence in enumerate(sentences):
+        assert lines[2 * number].split() == ["1.000", *sentence.split()], lines[2 * number]
+        assert lines[2 * number + 1].split() == sentence.split(), lines[2 * number + 1]
+
+
 def main() -> None:
     program = sys.argv[1]
     with tempfile.TemporaryDirectory() as name:
@@ -75,6 +94,8 @@ def main() -> None:
         assert fault.returncode == 1 and "config.json" in fault.stderr, fault
         write_folder(folder)
         done = run(program, folder, "A man eats foods.", "a MAN eats foods .", "Food eats a man!")
+        if len(sys.argv) > 2:
+            check_lengths(sys.argv[2], folder)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [lines[0], lines[4]] == ["softmax, as trained", "LLN+Diag"], done.stdout
