@@ -95,7 +95,7 @@ INSTANTIATE_TEST_SUITE_P(
                     "keys and values"},
         DecoderCase{"softmax_diag", "name = 'softmax+diag'\ndiag_block = 8", "", "keys and values"},
         DecoderCase{"quadratic", "name = 'quadratic'", "", "whole row"}),
-    [](const auto& info) { return info.param.name; });
+    [](const auto& tested) { return tested.param.name; });
 
 // LLN without a table of positions goes on beyond the longest row of the training, and its memory
 // stays what it was.

@@ -231,7 +231,7 @@ INSTANTIATE_TEST_SUITE_P(
                     HeadCase{"score", TaskKind::score, ""},
                     HeadCase{"matched_pair", TaskKind::matched_pair, ""},
                     HeadCase{"embedding", TaskKind::embedding, ""}),
-    [](const auto& info) { return info.param.name; });
+    [](const auto& tested) { return tested.param.name; });
 
 // --- heads, written out ---
 
