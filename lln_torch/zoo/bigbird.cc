@@ -129,9 +129,7 @@ std::shared_ptr<Attention> make_bigbird(const AttentionConfig& config, const Set
 
 ZooEntry bigbird_entry() {
   return {.name = "bigbird",
-          .summary =
-              "softmax over a window of 3 blocks, global_blocks 2 (the first, which see all) "
-              "and random_blocks 3; block 64",
+          .summary = "softmax over 3 blocks of 64, the first global_blocks (2), random_blocks (3)",
           .cost = "time N b (3 + g + r) D, memory N D (3 + g + r)",
           .parameters = "none; the buffer plan [H, max_tokens / b, r]",
           .padding = "masked keys; blocks are counted from the first token that counts",

@@ -47,7 +47,7 @@ class InformerAttention : public ProjectedAttention {
     const Tensor full = full_attention(rows.gather(2, wide), keys, values, alignment.key_mask());
 
     // In f32: neither the count nor the sum of a long sequence is a 16-bit number.
-    const Tensor mean = (values.sum(2, true, at::kFloat) / counts.unsqueeze(-1).unsqueeze(-1))
+    const Tensor mean = (at_least_f32(values).sum(2, true) / counts.unsqueeze(-1).unsqueeze(-1))
                             .to(values.scalar_type());
     // Shorter sequences of the batch have fewer active queries.
     const Tensor is_active = at::arange(most, counts.options()).lt(active);  // [batch or 1, most]
@@ -95,9 +95,7 @@ std::shared_ptr<Attention> make_informer(const AttentionConfig& config, const Se
 
 ZooEntry informer_entry() {
   return {.name = "informer",
-          .summary =
-              "ProbSparse: the c ln N most peaked queries attend, the others get the mean "
-              "of v; c = 5",
+          .summary = "ProbSparse: the c ln N most peaked queries attend, others get the mean of v",
           .cost = "time c N ln N D, memory N D",
           .parameters = "none; the buffer sample.priorities [max_tokens]",
           .padding = "neither sampled, counted nor active; N is the number of tokens that count",

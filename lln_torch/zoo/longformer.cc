@@ -86,9 +86,7 @@ std::shared_ptr<Attention> make_longformer(const AttentionConfig& config, const 
 
 ZooEntry longformer_entry() {
   return {.name = "longformer",
-          .summary =
-              "softmax over |i - j| <= window and the global tokens (the first), which see "
-              "all; window 256, global_tokens 1",
+          .summary = "softmax over |i - j| <= window (256) and the first global_tokens (1)",
           .cost = "time N (w + g) D, memory N (w + D)",
           .parameters = "none: global tokens use the same projections",
           .padding = "masked keys; the first tokens that count are the global ones",

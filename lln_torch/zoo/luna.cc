@@ -92,9 +92,7 @@ std::shared_ptr<Attention> make_luna(const AttentionConfig& config, const Settin
 
 ZooEntry luna_entry() {
   return {.name = "luna",
-          .summary =
-              "P' = attn(P, x, x), o = attn(x, P', P'); slots P go from layer to layer; "
-              "256 slots",
+          .summary = "P' = attn(P, x, x), o = attn(x, P', P'); 256 slots P go from layer to layer",
           .cost = "time N slots D, memory N D",
           .parameters = "3 projections and a norm of the slots; layer 0: slots dim",
           .padding = "masked keys of the packing",

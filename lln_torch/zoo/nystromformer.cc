@@ -128,9 +128,7 @@ std::shared_ptr<Attention> make_nystromformer(const AttentionConfig& config,
 
 ZooEntry nystromformer_entry() {
   return {.name = "nystromformer",
-          .summary =
-              "softmax(q K~^T) pinv(softmax(Q~ K~^T)) softmax(Q~ k^T) v + depthwise conv(v); "
-              "64 segment means, conv 33, 6 iterations",
+          .summary = "softmax(q K~^T) pinv(softmax(Q~ K~^T)) softmax(Q~ k^T) v + depthwise conv(v)",
           .cost = "time N m D + m^3, memory N D (padded: N m); f32",
           .parameters = "conv H; conv = 0: none",
           .padding = "in no mean, masked keys, zero in the convolution",

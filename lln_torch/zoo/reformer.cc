@@ -110,9 +110,7 @@ std::shared_ptr<Attention> make_reformer(const AttentionConfig& config, const Se
 
 ZooEntry reformer_entry() {
   return {.name = "reformer",
-          .summary =
-              "q = k hashed by argmax [q R; -q R], sorted, chunks of 64 see themselves and "
-              "the one before; 2 rounds joined by logsumexp",
+          .summary = "q = k hashed by random rotations, sorted; chunks see themselves and the last",
           .cost = "time rounds N (c + log N) D, memory rounds N (c + D)",
           .parameters = "no key projection; the buffer rotations [H, rounds, D, buckets / 2]",
           .padding = "sorted last, masked keys",

@@ -93,9 +93,7 @@ std::shared_ptr<Attention> make_skyformer(const AttentionConfig& config, const S
 
 ZooEntry skyformer_entry() {
   return {.name = "skyformer",
-          .summary =
-              "exp(-|q - k|^2 / (2 sqrt D)) v, not normalised, by Nystroem on [Q; K]; "
-              "128 random landmarks, ridge 0.1",
+          .summary = "exp(-|q - k|^2 / (2 sqrt D)) v, not normalised, by Nystroem on [Q; K]",
           .cost = "time N m D + m^3, memory N m; f32",
           .parameters = "none; the buffer sample.priorities [2 max_tokens]",
           .padding = "zero values, never landmarks",

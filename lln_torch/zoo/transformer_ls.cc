@@ -134,9 +134,7 @@ std::shared_ptr<Attention> make_transformer_ls(const AttentionConfig& config,
 
 ZooEntry transformer_ls_entry() {
   return {.name = "transformer-ls",
-          .summary =
-              "one softmax over a window (own block of 8, half a block on both sides) and "
-              "rank 32 slots softmax(k W)^T [k, v], each with a norm",
+          .summary = "one softmax over a window (8) and rank (32) slots softmax(k W)^T [k, v]",
           .cost =
               "time N (2 w + r) D, memory N (2 w + r + D); causal: r N / segment in place of r "
               "(1 slot for 16 tokens)",
