@@ -1,4 +1,5 @@
-// What a refused call must look like: one Error of this code, with every one of the texts in it.
+// What a refused call must look like: one Error of this code, with every one of the texts in it; or
+// the text alone.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -24,6 +25,17 @@ void expect_error(const Call& call, const std::vector<std::string>& texts,
           << "expected: " << text << "\nfound:    " << error.what();
     }
   }
+}
+
+// The text of the Error that `call` throws.
+template <class Call>
+std::string error_of(const Call& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
 }
 
 }  // namespace lln::test

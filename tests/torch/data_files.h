@@ -5,41 +5,31 @@
 #include <archive.h>
 #include <archive_entry.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "lln/error.h"
+#include "expect_error.h"
+#include "io/scratch_folder.h"
 
 namespace lln_torch {
 
+using lln::io::read_bytes;
+using lln::test::error_of;
+
 class TemporaryFolder {
  public:
-  TemporaryFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "lln_data_XXXXXX").string();
-    EXPECT_NE(::mkdtemp(name.data()), nullptr);
-    path_ = name;
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-
-  std::string path(const std::string& name = "") const { return (path_ / name).string(); }
+  std::string path(const std::string& name = "") const { return folder_.file(name); }
   std::string write(const std::string& name, const std::string& content) const {
-    std::filesystem::create_directories((path_ / name).parent_path());
-    std::ofstream(path_ / name, std::ios::binary) << content;
+    std::filesystem::create_directories((folder_.path() / name).parent_path());
+    lln::io::write_bytes(path(name), content);
     return path(name);
   }
 
  private:
-  std::filesystem::path path_;
+  lln::io::ScratchFolder folder_;
 };
 
 // A tar.xz of files by name, or with one file of no name its text as .xz.
@@ -65,21 +55,6 @@ inline std::string write_compressed(const std::string& path,
   }
   archive_write_free(writer);
   return path;
-}
-
-inline std::string read_bytes(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
-template <class Work>
-std::string error_of(Work work) {
-  try {
-    work();
-  } catch (const lln::Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 }  // namespace lln_torch

@@ -7,11 +7,12 @@
 
 #include <nlohmann/json.hpp>
 
-#include "lln/error.h"
+#include "expect_error.h"
 
 namespace lln_torch {
 namespace {
 
+using lln::test::error_of;
 using testing::HasSubstr;
 
 constexpr const char* kText = R"(
@@ -23,16 +24,6 @@ rate = 1e-3
 schedule = "cosine"
 clip = 1
 )";
-
-template <class Work>
-std::string error_of(Work work) {
-  try {
-    work();
-  } catch (const lln::Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(Settings, ReadsValuesAndDefaults) {
   const Settings all = Settings::from_toml(kText, "run.toml");

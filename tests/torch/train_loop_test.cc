@@ -16,6 +16,7 @@
 #include <nlohmann/json.hpp>
 
 #include "expect_error.h"
+#include "io/scratch_folder.h"
 #include "lln_torch/models/weights.h"
 #include "lln_torch/train/json_lines.h"
 #include "lln_torch/train/not_finite.h"
@@ -113,19 +114,9 @@ class SmallModel : public Model {
   torch::nn::Linear key_{nullptr}, output_{nullptr};
 };
 
-std::string bytes_of_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 class Training : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "lln_loop_XXXXXX").string();
-    folder_ = ::mkdtemp(name.data());
-    prepare_torch(1, torch::kCPU);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
+  void SetUp() override { prepare_torch(1, torch::kCPU); }
 
   static TrainSettings settings(std::int64_t steps) {
     TrainSettings s;
@@ -162,7 +153,8 @@ class Training : public testing::Test {
                  events);
   }
   std::string file(const std::string& run, std::int64_t step, const std::string& name) const {
-    return bytes_of_file(checkpoint_path(folder_ + "/" + run + "/checkpoints", step) + "/" + name);
+    return lln::io::read_bytes(checkpoint_path(folder_ + "/" + run + "/checkpoints", step) + "/" +
+                               name);
   }
   // Rows of a log without what measures time and memory.
   std::vector<nlohmann::ordered_json> rows(const std::string& run, const std::string& log) const {
@@ -174,7 +166,22 @@ class Training : public testing::Test {
     }
     return all;
   }
-  std::string folder_;
+  // What a training says that ends with a number that is not finite.
+  std::string not_finite(SmallModel& model) const {
+    const SmallSource source;
+    const RunFolder run(folder_ + "/run");
+    run.make();
+    CheckpointFiles files;
+    const TrainSettings s = settings(20);
+    try {
+      train({.model = model, .source = source, .settings = s, .run = run, .files = files}, {});
+    } catch (const NotFinite& e) {
+      return e.what();
+    }
+    return "no error";
+  }
+  lln::io::ScratchFolder scratch_;
+  std::string folder_ = scratch_.path().string();
   std::vector<std::string> warnings_;
 };
 
@@ -284,17 +291,7 @@ TEST_F(Training, ALossThatIsNotFiniteIsExplained) {
   at::manual_seed(3);
   SmallModel model;
   model.poisoned_step = 4;
-  const SmallSource source;
-  const RunFolder run(folder_ + "/run");
-  run.make();
-  CheckpointFiles files;
-  const TrainSettings s = settings(20);
-  std::string text;
-  try {
-    train({.model = model, .source = source, .settings = s, .run = run, .files = files}, {});
-  } catch (const NotFinite& e) {
-    text = e.what();
-  }
+  const std::string text = not_finite(model);
   EXPECT_THAT(text, HasSubstr("step 5: the loss is nan"));
   EXPECT_THAT(text, HasSubstr("8 rows of 6 tokens, the first ids "));
   EXPECT_THAT(text, HasSubstr("next to key\n"));
@@ -308,17 +305,7 @@ TEST_F(Training, ALossThatIsNotFiniteIsExplained) {
 TEST_F(Training, WeightsThatAreNotFiniteAreNamed) {
   SmallModel model(0);
   model.named_parameters()["output.bias"].data()[1] = std::numeric_limits<float>::quiet_NaN();
-  const SmallSource source;
-  const RunFolder run(folder_ + "/run");
-  run.make();
-  CheckpointFiles files;
-  const TrainSettings s = settings(20);
-  std::string text;
-  try {
-    train({.model = model, .source = source, .settings = s, .run = run, .files = files}, {});
-  } catch (const NotFinite& e) {
-    text = e.what();
-  }
+  const std::string text = not_finite(model);
   EXPECT_THAT(text, HasSubstr("step 1: the loss is nan"));
   EXPECT_THAT(text, HasSubstr("weights that are not finite: output.bias"));
 }

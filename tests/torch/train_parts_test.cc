@@ -15,6 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include "expect_error.h"
+#include "io/scratch_folder.h"
 #include "lln_torch/train/checkpoint.h"
 #include "lln_torch/train/json_lines.h"
 #include "lln_torch/train/optimizer.h"
@@ -31,13 +32,8 @@ using testing::HasSubstr;
 
 class Scratch : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "lln_train_XXXXXX").string();
-    folder_ = ::mkdtemp(name.data());
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-  std::string path(const std::string& name) const { return folder_ + "/" + name; }
-  std::string folder_;
+  std::string path(const std::string& name) const { return folder_.file(name); }
+  lln::io::ScratchFolder folder_;
 };
 
 void write_text(const std::string& path, const std::string& text) {
