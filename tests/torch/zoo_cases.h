@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "lln/error.h"
+#include "expect_error.h"
 #include "lln_torch/zoo/attention.h"
 
 namespace lln_torch::zoo_cases {
@@ -211,14 +211,6 @@ inline Tensor slow_diag(const SlowInputs& in, std::int64_t block, bool causal) {
   return slow_softmax(slow_scores(in), seen.logical_and(same), in);
 }
 
-template <class Work>
-std::string error_of(Work work) {
-  try {
-    work();
-  } catch (const lln::Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
+using lln::test::error_of;
 
 }  // namespace lln_torch::zoo_cases
