@@ -21,6 +21,8 @@ _library.load()
 attention = torch.ops.lln.attention.default
 forward = torch.ops.lln.forward.default
 backward = torch.ops.lln.backward.default
+# Of the op itself: an observer takes the place of the name `forward`.
+_redispatch = forward.redispatch
 
 # How many arguments of `forward` are tensors; the options follow them.
 _TENSORS = 10
@@ -113,30 +115,57 @@ def _backward_fake(g: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tu
     )
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, key_lse, channel_values, alpha, beta = output
-    tensors = list(inputs[:_TENSORS])
-    for place, made in ((3, alpha), (4, beta)):
-        if made.dim() == 2:  # matched, or a number
-            tensors[place] = made
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, key_lse, channel_values)
-    ctx.options = inputs[_TENSORS : _TENSORS + _OPTIONS]
+class _Attention(torch.autograd.Function):
+    """``forward`` with gradients; its first argument is the dispatch keys of the call."""
 
+    @staticmethod
+    def forward(ctx: Any, keys: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        output = _below_autograd(keys, inputs)
+        _, key_lse, channel_values, alpha, beta = output
+        tensors = list(inputs[:_TENSORS])
+        for place, made in ((3, alpha), (4, beta)):
+            if made.dim() == 2:  # matched, or a number
+                tensors[place] = made
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, key_lse, channel_values)
+        # No option has a default: the dispatcher leaves out trailing arguments that equal theirs.
+        ctx.options = inputs[_TENSORS : _TENSORS + _OPTIONS]
+        return output
 
-def _backward(ctx: Any, g: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    needs = ctx.needs_input_grad
-    gradients: list[Tensor | None] = [None] * len(needs)
-    if g is None:
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        # One for the keys, then one for each argument.
+        needs = ctx.needs_input_grad
+        gradients: list[Tensor | None] = [None] * len(needs)
+        if g is None:
+            return tuple(gradients)
+        if g.stride(-1) != 1:
+            g = g.contiguous()
+        try:
+            found = _derive(g, *ctx.saved_tensors, *ctx.options, any(needs[4:6]), any(needs[6:8]))
+        except RuntimeError as error:
+            raise _library.python_error(error) from None
+        gradients[1:8] = [x if need else None for x, need in zip(found, needs[1:8], strict=True)]
         return tuple(gradients)
-    if g.stride(-1) != 1:
-        g = g.contiguous()
-    try:
-        found = backward(g, *ctx.saved_tensors, *ctx.options, any(needs[3:5]), any(needs[5:7]))
-    except RuntimeError as error:
-        raise _library.python_error(error) from None
-    gradients[:7] = [x if need else None for x, need in zip(found, needs[:7], strict=True)]
-    return tuple(gradients)
+
+
+def _below_autograd(keys: Any, inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    with torch._C._AutoDispatchBelowAutograd():
+        return _redispatch(keys & torch._C._after_autograd_keyset, *inputs)
+
+
+def _derive(*inputs: Any) -> tuple[Tensor, ...]:
+    """``backward``, without the way over Python to its refusal where nothing is to be refused."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():  # Dynamo cannot trace the guard
+        return backward(*inputs)
+    with torch._C._AutoDispatchBelowAutograd():
+        return backward(*inputs)
+
+
+def _forward_autograd(keys: Any, *inputs: Any) -> tuple[Tensor, ...]:
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(*inputs):
+        return _Attention.apply(keys, *inputs)
+    return _below_autograd(keys, inputs)
 
 
 def _attention_backward(ctx: Any, *_: Any) -> None:
@@ -153,10 +182,12 @@ def _second_backward(ctx: Any, *_: Any) -> None:
 
 
 torch.library.register_autograd("lln::attention", _attention_backward)
-torch.library.register_autograd("lln::forward", _backward, setup_context=_setup_context)
 torch.library.register_autograd("lln::backward", _second_backward)
 
 _registrations = torch.library.Library("lln", "IMPL")
+# In place of register_autograd, whose way to a context fills in all arguments by the schema, at
+# more cost than the rest of a small call.
+_registrations.impl(forward, _forward_autograd, "Autograd", with_keyset=True)
 
 
 def register_autocast(op: Any, first: int, last: int) -> None:

@@ -49,6 +49,18 @@ def test_whole_graph_of_any_length(name: str) -> None:
     assert count == 1, "one graph serves every length"
 
 
+def test_compiled_autograd() -> None:
+    """A backward that Dynamo traces, of a forward that it does not: one graph as well."""
+    torch.compiler.reset()
+    q, k, v = (torch.randn(2, 4, 16, 8, requires_grad=True) for _ in range(3))
+    expected = gradients(attention(q, k, v), q, k, v)
+    compiler = torch.compile(backend="eager", fullgraph=True)
+    with torch._dynamo.compiled_autograd._enable(compiler):
+        attention(q, k, v).square().sum().backward()
+    for x, y in zip((q, k, v), expected, strict=True):
+        torch.testing.assert_close(x.grad, y, rtol=0, atol=1e-6)
+
+
 def test_modules() -> None:
     torch.compiler.reset()
     for layer in (

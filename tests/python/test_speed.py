@@ -24,6 +24,8 @@ from lln_attention import attention
 # torch's own attention without tokens (10.9 us where the first number was set).
 MOST_OVERHEAD = 15e-6
 MOST_SDPA_CALLS = 1.5
+# A forward and its backward cost less than so many of torch's own attention.
+MOST_SDPA_STEPS = 2.5
 Clock = Callable[[], float]
 
 
@@ -86,6 +88,23 @@ def test_overhead_of_a_call() -> None:
     *own, softmax = least(calls, 300, 20)
     most = max(MOST_OVERHEAD, MOST_SDPA_CALLS * softmax)
     assert max(own) < most, (dict(zip(forms, own, strict=True)), most)
+
+
+def test_overhead_of_a_step() -> None:
+    """A forward and its backward of a few tokens, by the clock: nearly all is overhead."""
+    q, k, v = (torch.randn(1, 2, 8, 16, requires_grad=True) for _ in range(3))
+    g, scale = torch.randn(1, 2, 8, 16), torch.ones(2)
+
+    def step(call: Callable[[], Tensor]) -> Callable[[], Any]:
+        return lambda: torch.autograd.grad(call(), (q, k, v), g)
+
+    calls = [
+        step(lambda: attention(q, k, v, alpha=scale, beta=scale)),
+        step(lambda: attention(q, k, v, alpha=2.0, beta=2.0, causal=True, diag_block=64)),
+        step(lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v)),
+    ]
+    *own, softmax = least(calls, 100, 20)
+    assert max(own) < MOST_SDPA_STEPS * softmax, (own, softmax)
 
 
 @torch.inference_mode()
