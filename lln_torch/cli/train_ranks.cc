@@ -6,8 +6,10 @@
 #include <fmt/format.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "lln_torch/cli/rank_environment.h"
 #include "verb.h"
@@ -38,6 +40,8 @@ int train_among_ranks(double timeout_seconds, bool json,
                       const std::function<int(lln_torch::Ranks*)>& train) {
   const auto place = rank_from_environment();
   if (!place) return train(nullptr);
+  // c10d logs, with stacks, what the messages of the program say in a sentence.
+  FLAGS_caffe2_log_level = c10::GLOG_FATAL;
   lln_torch::RanksOptions options;
   options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(timeout_seconds * 1000));
   options.lost = [json](const std::string& text) { end_without_rank(text, json); };

@@ -69,9 +69,9 @@ std::vector<std::string> meet(const Store& store, const RankPlace& place,
   if (!missing.empty()) {
     throw lln::Error(
         lln::ErrorCode::io,
-        fmt::format("of {} ranks these did not come to {}:{} within {:.1f} s: {}", place.size,
+        fmt::format("of {} ranks these did not come to {}:{} within {:.1f} s: rank {}", place.size,
                     place.host, place.port, std::chrono::duration<double>(timeout).count(),
-                    fmt::join(missing, ", ")));
+                    fmt::join(missing, ", rank ")));
   }
   std::vector<std::string> names;
   for (int rank = 0; rank < place.size; ++rank) names.push_back(stored_text(store->get(key(rank))));
