@@ -14,6 +14,7 @@ using std::chrono::milliseconds;
 
 constexpr const char* kFaultKey = "fault";
 constexpr const char* kLeft = "left";
+constexpr milliseconds kEndInterval{10};
 // How long the process may take to end by itself.
 constexpr milliseconds kGrace{2000};
 // How long rank 0 keeps its store for others to read why the job ends.
@@ -94,7 +95,9 @@ void RankWatch::beat() {
     lock.lock();
     round_time_ = Clock::now();
     changed_.notify_all();
-    changed_.wait_for(lock, interval_, [&] { return stopping_ || (own_end_ && !told_); });
+    // Who ends has nothing else to do than to see the others end.
+    changed_.wait_for(lock, own_end_ ? kEndInterval : interval_,
+                      [&] { return stopping_ || (own_end_ && !told_); });
   }
 }
 
