@@ -223,6 +223,40 @@ class Configs(Scratch):
                 *(word for s in (*tiny, *more) for word in ("--set", s)))
 
 
+class Cost(Scratch):
+    CONFIG = small_training.ROOT / "examples/configs/roberta-base.toml"
+    TINY = ("--set", "model.layers=1", "--set", "model.dim=32", "--set", "model.heads=2", "--set",
+            "data.vocabulary=100", "--seconds", "0.05", "--threads", "1")
+
+    def test_table(self):
+        text = lln("cost", self.CONFIG, "--attention", "softmax,lln+diag", "--tokens", "128,64",
+                   *self.TINY).stdout
+        rows = [line.split()[:2] for line in text.splitlines()]
+        self.assertEqual(rows, [["attention", "tokens"], ["softmax", "64"], ["lln+diag", "64"],
+                                ["softmax", "128"], ["lln+diag", "128"]])
+
+    def test_json(self):
+        found = json.loads(lln("cost", self.CONFIG, "--set", "train.batch=3", *self.TINY,
+                               "--json").stdout)
+        self.assertIn("lln cost", found["command"])
+        (point,) = found["points"]
+        self.assertEqual((point["attention"], point["tokens"], point["rows"]),
+                         ("lln+diag", 512, 3))
+        self.assertGreater(point["step_ms"], 0)
+        self.assertGreaterEqual(point["step_ms"], point["fastest_ms"])
+        # Weights, gradients and two averages.
+        self.assertGreater(point["memory_bytes"], 16 * point["parameters"])
+
+    def test_wrong_input(self):
+        for arguments, code, text in (
+                (("--attention", "softmx"), 3, "softmax"),
+                (("--tokens", "0"), 2, "--tokens"),
+                (("--device", "cuda"), 5, "no CUDA device")):
+            with self.subTest(arguments=arguments):
+                self.assertIn(text, lln("cost", self.CONFIG, *self.TINY, *arguments,
+                                        expect=code).stderr)
+
+
 class Compare(Training):
     def setUp(self):
         super().setUp()
