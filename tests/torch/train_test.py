@@ -274,11 +274,14 @@ class Compare(Training):
         self.assertEqual([r["attention"] for r in found["runs"]], ["lln+diag", "softmax+diag"])
         self.assertTrue(all(r["tokens_per_second"] > 0 for r in found["runs"]))
 
-        # Runs of other tasks are not compared.
+        # Runs of other tasks, or on other validation sets, are not compared.
         facts = pathlib.Path(self.runs[1], "run.json")
-        facts.write_text(facts.read_text(encoding="utf-8").replace('"mqar"', '"listops"'),
-                         encoding="utf-8")
-        self.assertIn("one task", lln("compare", *self.runs, expect=2).stderr)
+        known = facts.read_text(encoding="utf-8")
+        for key, value in (("task", "listops"), ("chance", 0.5)):
+            facts.write_text(json.dumps({**json.loads(known), key: value}), encoding="utf-8")
+            error = lln("compare", *self.runs, expect=2).stderr
+            self.assertIn("one task", error)
+            self.assertIn(f"the {key}", error)
 
     def test_the_page(self):
         page = self.path("page.html")
