@@ -74,6 +74,9 @@ Json point_json(const CostPoint& point) {
   return json;
 }
 
+constexpr const char* kCostHeader =
+    "attention              tokens        step peak memory    tokens/s\n";
+
 std::string point_text(const CostPoint& point) {
   const std::string head = fmt::format("{:<20} {:>8}", point.attention, point.tokens);
   if (!point.cost.failure.empty()) return fmt::format("{}  {}\n", head, point.cost.failure);
@@ -86,8 +89,8 @@ std::string machine_name(const torch::Device& device) {
   if (!device.is_cuda()) {
     return fmt::format("{}, {} threads", bench::cpu_name(), at::get_num_threads());
   }
-  const auto& devices = build_info().cuda.devices;
-  return devices.empty() ? "a CUDA device" : devices.front().name;
+  const BuildInfo info = build_info();
+  return info.cuda.devices.empty() ? "a CUDA device" : info.cuda.devices.front().name;
 }
 
 int run_cost(const CostArguments& arguments) {
@@ -98,10 +101,6 @@ int run_cost(const CostArguments& arguments) {
   auto lengths = arguments.tokens.empty() ? std::vector<std::int64_t>{0} : arguments.tokens;
   std::sort(lengths.begin(), lengths.end());
   Json points = Json::array();
-  if (!arguments.json) {
-    fmt::print("{:<20} {:>8} {:>11} {:>11} {:>11}\n", "attention", "tokens", "step", "peak memory",
-               "tokens/s");
-  }
   // Attentions in turn at each length: what a machine does meanwhile does not fall on one of them.
   std::set<std::string> failed;
   for (const std::int64_t tokens : lengths) {
@@ -109,12 +108,12 @@ int run_cost(const CostArguments& arguments) {
       if (failed.contains(attention)) continue;
       const CostPoint point = measure_point(arguments, attention, tokens, device);
       if (!point.cost.failure.empty()) failed.insert(attention);
-      if (arguments.json) {
-        points.push_back(point_json(point));
-      } else {
+      if (!arguments.json) {
+        if (points.empty()) fmt::print("{}", kCostHeader);
         fmt::print("{}", point_text(point));
         std::fflush(stdout);
       }
+      points.push_back(point_json(point));
     }
   }
   if (arguments.json) {

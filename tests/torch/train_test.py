@@ -216,10 +216,12 @@ class Configs(Scratch):
                 "train.batch=2")
         for name, data, more in (
                 ("stsb", "glue", ("data.tokenizer=bytes", "train.epochs=1")),
+                ("stsb", "glue", ("data.tokenizer=bytes", "train.epochs=1", "data.apart=true",
+                                  "name=apart")),
                 ("wiki-pairs", "", ("data.files=wiki.txt", "data.tokens=64", "data.held_out=0.2",
                                     "train.steps=1", "train.evaluate_rows=2"))):
             lln("train", small_training.ROOT / f"examples/configs/{name}.toml", "--data",
-                self.path(data), "--run", self.path(name),
+                self.path(data), "--run", self.path("-".join((name, *more))),
                 *(word for s in (*tiny, *more) for word in ("--set", s)))
 
 
