@@ -118,10 +118,13 @@ CaseResult judge(const Case& c, const Inputs& in, const Truth& truth, TensorSet&
     result.text = error.what();
     return result;
   }
+  const bool tensor_cores =
+      c.problem.device.kind != DeviceKind::cpu && c.problem.dtype != DType::f32;
+  const Operands operands = tensor_cores ? Operands::narrow : Operands::f32;
   for (const TensorSet::Entry& entry : outputs.entries()) {
-    const Comparison comparison = compare(entry.name, entry.tensor, truth.reference.at(entry.name),
-                                          truth.plain.values.at(entry.name),
-                                          truth.plain.sizes.at(entry.name), truth.plain.exponent);
+    const Comparison comparison = compare(
+        entry.name, entry.tensor, truth.reference.at(entry.name), truth.plain.values.at(entry.name),
+        truth.plain.sizes.at(entry.name), truth.plain.exponent, operands);
     result.text += (result.text.empty() ? "" : "\n") + to_string(comparison);
     result.worst = std::max(result.worst, comparison.ratio());
     if (!comparison.passed()) result.verdict = Verdict::failed;

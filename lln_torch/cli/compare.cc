@@ -136,7 +136,8 @@ std::vector<ComparedRun> read_runs(const std::vector<std::string>& paths) {
 
 void expect_one_task(const std::vector<ComparedRun>& runs, const std::vector<std::string>& paths) {
   for (std::size_t i = 1; i < runs.size(); ++i) {
-    for (const char* const key : {"task", "metric"}) {
+    // Chance is that of the validation set: another one is another set, or another vocabulary.
+    for (const char* const key : {"task", "metric", "chance"}) {
       if (runs[i].facts.at(key) == runs[0].facts.at(key)) continue;
       throw UsageError(fmt::format("{} has the {} {}, {} has {}: runs of one task are compared",
                                    paths[0], key, runs[0].facts.at(key).dump(), paths[i],
