@@ -21,6 +21,11 @@ std::vector<Batch> batch_parts(const Source& source, std::int64_t step, const Ba
   return made;
 }
 
+std::vector<Batch> batch_parts(const Source& source, std::int64_t step, std::int64_t batch_rows,
+                               std::int64_t parts) {
+  return batch_parts(source, step, rank_share(batch_rows, parts, 0, 1));
+}
+
 Prefetch::Prefetch(const Source& source, std::int64_t step, std::int64_t steps,
                    const BatchShare& share, int depth)
     : source_(source), step_(step), steps_(steps), share_(share) {

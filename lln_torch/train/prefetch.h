@@ -24,6 +24,9 @@ BatchShare rank_share(std::int64_t batch_rows, std::int64_t parts, int rank, int
 
 // The share of the batch of `step`. Parts without a row are left out.
 std::vector<Batch> batch_parts(const Source& source, std::int64_t step, const BatchShare& share);
+// All of it.
+std::vector<Batch> batch_parts(const Source& source, std::int64_t step, std::int64_t batch_rows,
+                               std::int64_t parts);
 
 class Prefetch {
  public:

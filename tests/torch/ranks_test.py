@@ -1,5 +1,5 @@
-"""lln train on several ranks, as torchrun starts it: equal to one process, resumed on another number
-of ranks, and ended by a rank that is lost.
+"""lln train on several ranks, as torchrun starts it: equal to one process, resumed on another
+number of ranks, and ended by a rank that is lost.
 
     ranks_test.py LLN_TORCH [unittest arguments]
 

@@ -108,6 +108,20 @@ TEST(AdamW, EqualsTorchs) {
   EXPECT_TRUE(at::allclose(ours->bias, theirs->bias, 1e-5, 1e-6));
 }
 
+TEST(Sgd, IsTheGradientTimesTheRate) {
+  torch::nn::Linear layer(3, 2);
+  const at::Tensor weight = layer->weight.detach().clone(), bias = layer->bias.detach().clone();
+  Optimizer optimizer(*layer, {.kind = OptimizerKind::sgd, .weight_decay = 0.5});
+  layer(at::full({1, 3}, 2.0)).sum().backward();
+  optimizer.update(scalar(0.1), scalar(1));  // skipped
+  EXPECT_TRUE(at::equal(layer->weight, weight));
+  optimizer.update(scalar(0.1), scalar(0));
+  EXPECT_TRUE(at::allclose(layer->weight, weight - 0.1 * (2 + 0.5 * weight)));
+  EXPECT_TRUE(at::allclose(layer->bias, bias - 0.1));
+  EXPECT_EQ(optimizer.state().size(), 1U);  // step
+  EXPECT_EQ(optimizer.state().at("step").item<double>(), 1);
+}
+
 TEST(AdamW, MatricesAloneDecay) {
   torch::nn::Linear layer(2, 2);
   at::Tensor weight = layer->weight.detach().clone(), bias = layer->bias.detach().clone();
