@@ -171,10 +171,10 @@ def steps_section(name, report):
         "",
         f"{report['machine']}; torch {report['torch']}.",
         "",
-        f"    {report['command']}",
+        f"    {report['command'].replace(' --json', '')}",
         "",
         "A step of training, forward, backward and update: ms, peak memory in GB, and behind them "
-        f"how many times faster than {first}.",
+        f"how many times faster than {first}; * is the time of one step, others are medians.",
         "",
         "| " + " | ".join(head) + " |",
         "|---" * len(head) + "|",
@@ -184,9 +184,10 @@ def steps_section(name, report):
         for attention in attentions:
             point = points.get(attention, {"failure": "-"})
             if "failure" in point:
-                cells.append(point["failure"])
+                cells.append(point["failure"].replace("|", "/"))
                 continue
-            text = f"{number(point['step_ms'])}, {number(point['memory_bytes'] / 1e9)}"
+            once = "*" if point["steps"] == 1 else ""
+            text = f"{number(point['step_ms'])}{once}, {point['memory_bytes'] / 1e9:.3f}"
             if attention != first and "step_ms" in points.get(first, {}):
                 text += f" ({points[first]['step_ms'] / point['step_ms']:.2f}x)"
             cells.append(text)

@@ -32,7 +32,7 @@ bool same_kind(double x, double y) {  // both finite, both NaN, or the same infi
   return true;
 }
 
-// Of the numbers of a type next to x, in units of its roundoff.
+// The distance of neighbouring numbers of a type at x, in units of its roundoff.
 double neighbour_distance(double x) { return x > 0 ? std::exp2(std::ilogb(x) + 1) : 0; }
 
 }  // namespace

@@ -101,6 +101,10 @@ CaseResult skipped(const std::string& kernel, const std::string& why) {
   return result;
 }
 
+bool uses_tensor_cores(const std::string& kernel) {
+  return kernel.starts_with("cuda-tiled") || kernel.starts_with("cuda-sm90");
+}
+
 CaseResult judge(const Case& c, const Inputs& in, const Truth& truth, TensorSet& saved,
                  const std::string& kernel, Parallel* parallel) {
   CaseResult result;
@@ -118,9 +122,10 @@ CaseResult judge(const Case& c, const Inputs& in, const Truth& truth, TensorSet&
     result.text = error.what();
     return result;
   }
-  const bool tensor_cores =
-      c.problem.device.kind != DeviceKind::cpu && c.problem.dtype != DType::f32;
-  const Operands operands = tensor_cores ? Operands::narrow : Operands::f32;
+  const Operands operands =
+      unit_roundoff(c.problem.dtype) > unit_roundoff(DType::f32) && uses_tensor_cores(kernel)
+          ? Operands::narrow
+          : Operands::f32;
   for (const TensorSet::Entry& entry : outputs.entries()) {
     const Comparison comparison = compare(
         entry.name, entry.tensor, truth.reference.at(entry.name), truth.plain.values.at(entry.name),

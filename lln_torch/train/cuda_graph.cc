@@ -69,14 +69,19 @@ struct StepGraph::Impl {
     } catch (const c10::OutOfMemoryError&) {
       end_failed_capture();
       throw;
+    } catch (const lln::Error& e) {
+      end_failed_capture();
+      if (e.code() == lln::ErrorCode::out_of_memory) throw;
+      refuse(e.what());
     } catch (const c10::Error& e) {
       end_failed_capture();
       refuse(e.what_without_backtrace());
-    } catch (const std::exception& e) {
-      end_failed_capture();
-      refuse(e.what());
     }
-    graph.capture_end();
+    try {
+      graph.capture_end();
+    } catch (const c10::Error& e) {
+      refuse(e.what_without_backtrace());
+    }
   }
 };
 

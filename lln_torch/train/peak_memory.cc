@@ -3,6 +3,7 @@
 #include "lln_torch/train/peak_memory.h"
 
 #include <c10/core/CachingDeviceAllocator.h>
+#include <malloc.h>
 #include <sys/resource.h>
 
 #include <fstream>
@@ -25,16 +26,22 @@ std::int64_t peak_memory(const c10::Device& device) {
   return std::int64_t{1024} * usage.ru_maxrss;
 }
 
-void reset_peak_memory(const c10::Device& device) {
+bool reset_peak_memory(const c10::Device& device) {
   if (device.is_cuda()) {
     c10::getDeviceAllocator(device.type())->resetPeakStats(device.index());
-    return;
+    return true;
   }
-  std::ofstream("/proc/self/clear_refs") << "5";  // proc(5): the peak begins anew
+  std::ofstream file("/proc/self/clear_refs");
+  file << "5" << std::flush;  // proc(5): the peak begins anew
+  return file.good();
 }
 
 void release_cached_memory(const c10::Device& device) {
-  if (device.is_cuda()) c10::getDeviceAllocator(device.type())->emptyCache();
+  if (device.is_cuda()) {
+    c10::getDeviceAllocator(device.type())->emptyCache();
+  } else {
+    ::malloc_trim(0);
+  }
 }
 
 }  // namespace lln_torch

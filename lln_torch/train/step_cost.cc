@@ -3,7 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lln_torch/train/step_cost.h"
 
-#include <c10/util/Exception.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
@@ -35,8 +35,19 @@ class Rounds {
   double seconds_of(std::int64_t steps) {
     const StepClock::time_point start = StepClock::now();
     for (std::int64_t i = 0; i < steps; ++i) step_.run(parts_, number_++, kRate);
-    step_.take();
-    return std::chrono::duration<double>(StepClock::now() - start).count();
+    const StepSums sums = step_.take();
+    const double seconds = std::chrono::duration<double>(StepClock::now() - start).count();
+    if (sums.bad_step) {
+      throw lln::Error(lln::ErrorCode::internal,
+                       fmt::format("the loss of the step is {}, the norm of its gradient {}",
+                                   sums.bad_loss, sums.bad_gradient_norm));
+    }
+    return seconds;
+  }
+  double tokens() const {
+    double sum = 0;
+    for (const Batch& part : parts_) sum += tokens_in(part);
+    return sum;
   }
 
  private:
@@ -49,18 +60,18 @@ class Rounds {
 StepCost time_rounds(Rounds& rounds, double seconds) {
   rounds.seconds_of(kUntimedSteps);
   const double once = rounds.seconds_of(1);
-  StepCost cost{.seconds = once, .fastest_seconds = once, .steps = 1};
-  if (once >= seconds) return cost;
   const double wanted = std::ceil(seconds / static_cast<double>(kRounds) / once);
-  const auto steps = static_cast<std::int64_t>(std::min(wanted, 1e6));
+  const auto steps = static_cast<std::int64_t>(std::clamp(wanted, 1.0, 1e6));
   std::vector<double> times;
   for (std::size_t i = 0; i < kRounds; ++i) {
     times.push_back(rounds.seconds_of(steps) / static_cast<double>(steps));
   }
   std::sort(times.begin(), times.end());
+  StepCost cost;
   cost.seconds = times[kRounds / 2];
   cost.fastest_seconds = times.front();
   cost.steps = steps * static_cast<std::int64_t>(kRounds);
+  cost.tokens = rounds.tokens();
   return cost;
 }
 
@@ -68,21 +79,10 @@ StepCost time_rounds(Rounds& rounds, double seconds) {
 
 StepCost measure_step_cost(const RunModel& made, const torch::Device& device, double seconds) {
   made.model->train();
-  reset_peak_memory(device);
-  StepCost cost;
-  try {
-    Rounds rounds(made, device);
-    cost = time_rounds(rounds, seconds);
-    cost.memory_bytes = peak_memory(device);
-  } catch (const c10::OutOfMemoryError&) {
-    cost.failure = "out of memory";
-  } catch (const c10::Error& e) {
-    cost.failure = e.what_without_backtrace();
-  } catch (const lln::Error& e) {
-    const bool memory = e.code() == lln::ErrorCode::out_of_memory;
-    if (!memory && e.code() != lln::ErrorCode::unsupported) throw;
-    cost.failure = memory ? "out of memory" : e.what();
-  }
+  const bool known = reset_peak_memory(device);
+  Rounds rounds(made, device);
+  StepCost cost = time_rounds(rounds, seconds);
+  if (known) cost.memory_bytes = peak_memory(device);
   return cost;
 }
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
+#include <optional>
 
 #include "lln_torch/train/run_model.h"
 
@@ -12,9 +12,10 @@ namespace lln_torch {
 struct StepCost {
   double seconds = 0;  // median over rounds of the mean of a round
   double fastest_seconds = 0;
-  std::int64_t steps = 0;         // that were timed
-  std::int64_t memory_bytes = 0;  // peak, with weights, gradients and the optimiser's averages
-  std::string failure;            // why there is none of the above: memory, most often
+  std::int64_t steps = 0;  // that were timed
+  double tokens = 0;       // of a step that count; 0 where rows are images
+  // Peak, with weights, gradients and the optimiser's averages, where the system tells it.
+  std::optional<std::int64_t> memory_bytes;
 };
 
 // Trains the model on the first batch of its source, again and again, for at least `seconds`.

@@ -47,11 +47,6 @@ void prefer_cusolver() {
   at::globalContext().setLinalgPreferredBackend(at::LinalgBackend::Cusolver);
 }
 
-double tokens_in(const TextRows& text) {
-  if (text.mask.empty()) return static_cast<double>(text.ids.size());
-  return static_cast<double>(std::count(text.mask.begin(), text.mask.end(), 1));
-}
-
 // Rows and tokens per second of training, without what lies between the steps.
 struct Speed {
   double rows = 0, tokens = 0, seconds = 0;
@@ -232,7 +227,7 @@ void Loop::step(Prefetch& batches) {
   speed_.seconds += seconds_since(begin);
   for (const Batch& part : parts) {
     speed_.rows += static_cast<double>(part.rows);
-    speed_.tokens += tokens_in(part.text) + tokens_in(part.second);
+    speed_.tokens += tokens_in(part);
   }
 }
 

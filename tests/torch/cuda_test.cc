@@ -299,7 +299,8 @@ class TrainOnDevice : public OnDevice {
   // Settings of a small training on random tokens, and its losses, step by step.
   static Settings config(const std::string& attention, bool next, bool graph, bool bf16) {
     return Settings::from_toml(
-        "[data]\ntask = 'random-tokens'\nvocabulary = 50\ntokens = 96\n" +
+        // Few rows, which are learned by heart: the losses then depend on every update.
+        "[data]\ntask = 'random-tokens'\nvocabulary = 50\ntokens = 96\ntrain_rows = 8\n" +
             std::string(next ? "predict = 'next'\n" : "") +
             "[model]\nlayers = 2\ndim = 48\nheads = 3\n[attention]\nname = '" + attention +
             "'\n[train]\nsteps = 12\nbatch = 4\nwarmup = 2\nlearning_rate = 3e-3\nlog_every = 1\n"
@@ -326,7 +327,8 @@ TEST_F(TrainOnDevice, LossesAreThoseOfTheCpu) {
     SCOPED_TRACE(attention);
     const auto expected = losses(config(attention, false, false, false), torch::kCPU);
     const auto found = losses(config(attention, false, false, false), kDevice);
-    for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 2e-3) << i;
+    EXPECT_LT(expected.back(), expected.front() - 0.1);
+    for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 1e-2) << i;
   }
 }
 
@@ -337,7 +339,7 @@ TEST_F(TrainOnDevice, AGraphChangesNothing) {
     SCOPED_TRACE(name_of(one));
     const auto expected = losses(config(one.name, one.causal, false, true), kDevice);
     const auto found = losses(config(one.name, one.causal, true, true), kDevice);
-    for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 5e-3) << i;
+    for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 2e-2) << i;
   }
 }
 
@@ -354,7 +356,9 @@ TEST_F(TrainOnDevice, ResumesWhereItStopped) {
     CheckpointFiles files;
     const StopSignals signals;
     TrainEvents events;
+    std::int64_t first = 0;
     events.progress = [&](const TrainProgress& now) {
+      if (first == 0) first = now.step;
       if (now.step >= steps) std::raise(SIGTERM);
     };
     train({.model = *made_run.model,
@@ -369,26 +373,28 @@ TEST_F(TrainOnDevice, ResumesWhereItStopped) {
     for (const auto& row : read_json_lines(folder.metrics())) {
       if (row.contains("loss")) all.push_back(row["loss"].get<double>());
     }
-    return all;
+    return std::pair(first, all);
   };
-  const auto whole = sit("whole", 100);
+  const auto [begin, whole] = sit("whole", 100);
+  EXPECT_EQ(begin, 1);
   sit("parts", 5);
-  const auto parts = sit("parts", 100);
+  const auto [again, parts] = sit("parts", 100);
+  EXPECT_EQ(again, 6);
   ASSERT_EQ(parts.size(), whole.size());
-  for (std::size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(parts[i], whole[i], 5e-3) << i;
+  for (std::size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(parts[i], whole[i], 2e-2) << i;
 }
 
 TEST_F(TrainOnDevice, ACostHasTimeAndMemory) {
   const RunModel run_model =
       make_run_model(config("lln+diag", false, true, true), "", kDevice, /*begins=*/true);
   const StepCost cost = measure_step_cost(run_model, kDevice, 0.01);
-  EXPECT_EQ(cost.failure, "");
   EXPECT_GT(cost.seconds, 0);
+  EXPECT_EQ(cost.tokens, 4 * 96);
   EXPECT_GE(cost.memory_bytes, 16 * run_model.parameters);
   Settings huge = config("kvt", false, false, true);
   huge.set("data.tokens=4000000");
   const RunModel too_large = make_run_model(huge, "", kDevice, /*begins=*/true);
-  EXPECT_EQ(measure_step_cost(too_large, kDevice, 0.01).failure, "out of memory");
+  EXPECT_THROW(measure_step_cost(too_large, kDevice, 0.01), c10::OutOfMemoryError);
 }
 
 }  // namespace

@@ -246,12 +246,24 @@ class Cost(Scratch):
                          ("lln+diag", 512, 3))
         self.assertGreater(point["step_ms"], 0)
         self.assertGreaterEqual(point["step_ms"], point["fastest_ms"])
-        # Weights, gradients and two averages.
-        self.assertGreater(point["memory_bytes"], 16 * point["parameters"])
+        self.assertAlmostEqual(point["tokens_per_second"], 3 * 512e3 / point["step_ms"])
+
+    def points(self, attention, tokens):
+        return json.loads(lln("cost", self.CONFIG, *self.TINY, "--set", "data.vocabulary=10",
+                              "--set", "train.precision=f32", "--attention", attention,
+                              "--tokens", tokens, "--json").stdout)["points"]
+
+    def test_memory(self):
+        # The matrix of attention does not fit at the second length: the third is not tried.
+        self.assertEqual([(p["tokens"], p.get("failure")) for p in
+                          self.points("kvt", "64,300000,310000")],
+                         [(64, None), (300000, "out of memory")])
+        small, large = (p["memory_bytes"] for p in self.points("lln", "64,20000"))
+        self.assertGreater(large - small, 20000 * 32 * 4 * 5)  # five of the tensors that it keeps
 
     def test_wrong_input(self):
         for arguments, code, text in (
-                (("--attention", "softmx"), 3, "softmax"),
+                (("--attention", "softmax,softmx"), 3, "did you mean softmax"),
                 (("--tokens", "0"), 2, "--tokens"),
                 (("--device", "cuda"), 5, "no CUDA device")):
             with self.subTest(arguments=arguments):
@@ -282,8 +294,8 @@ class Compare(Training):
         for key, value in (("task", "listops"), ("chance", 0.5)):
             facts.write_text(json.dumps({**json.loads(known), key: value}), encoding="utf-8")
             error = lln("compare", *self.runs, expect=2).stderr
-            self.assertIn("one task", error)
             self.assertIn(f"the {key}", error)
+            self.assertIn("are compared", error)
 
     def test_the_page(self):
         page = self.path("page.html")
