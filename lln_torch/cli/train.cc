@@ -18,6 +18,7 @@
 
 #include "lln/error.h"
 #include "lln/version.h"
+#include "lln_torch/cli/train_ranks.h"
 #include "lln_torch/cli/verbs.h"
 #include "lln_torch/train/json_lines.h"
 #include "lln_torch/train/not_finite.h"
@@ -34,6 +35,7 @@ struct TrainArguments {
   std::vector<std::string> sets;
   bool resume = false, json = false;
   int threads = 0;
+  double rank_timeout = 600;
   std::string command;
 };
 
@@ -115,7 +117,7 @@ void expect_same_config(const TrainArguments& arguments, const RunFolder& run, c
 }
 
 Json run_facts(const TrainArguments& arguments, const lln_torch::RunModel& made,
-               const torch::Device& device) {
+               const torch::Device& device, int ranks) {
   const lln_torch::Task& task = made.source->task();
   return {{"name", made.name},
           {"attention", made.attention},
@@ -133,6 +135,7 @@ Json run_facts(const TrainArguments& arguments, const lln_torch::RunModel& made,
           {"set", arguments.sets},
           {"device", device.is_cuda() ? "cuda" : "cpu"},
           {"threads", at::get_num_threads()},
+          {"ranks", ranks},
           {"version", build_info().version},
           {"torch", TORCH_VERSION},
           {"command", arguments.command}};
@@ -176,6 +179,38 @@ OpenedRun open_run(TrainArguments& arguments) {
   return opened;
 }
 
+// The run as rank 0 opened it, which alone looks at its folder: others may be on other machines.
+OpenedRun open_run(TrainArguments& arguments, lln_torch::Ranks* ranks) {
+  if (ranks == nullptr) return open_run(arguments);
+  if (ranks->first()) {
+    OpenedRun opened = open_run(arguments);
+    const Json told = {
+        {"run", arguments.run},
+        {"begun", opened.begun},
+        {"config",
+         opened.begun ? opened.folder.read_config().dump() : read_text_file(arguments.config)},
+        {"config_name", opened.begun ? opened.folder.config_json() : arguments.config},
+        {"set", arguments.sets},
+        {"data", arguments.data},
+        {"device", arguments.device},
+        {"threads", arguments.threads}};
+    ranks->from_first("run", told.dump());
+    return opened;
+  }
+  const Json told = Json::parse(ranks->from_first("run", ""));
+  const std::string text = told["config"], name = told["config_name"];
+  OpenedRun opened{RunFolder(told["run"].get<std::string>()), {}, told["begun"].get<bool>()};
+  opened.config = opened.begun ? lln_torch::Settings::from_json(Json::parse(text), name)
+                               : lln_torch::Settings::from_toml(text, name);
+  for (const Json& set : told["set"]) {
+    if (!opened.begun) opened.config.set(set.get<std::string>());
+  }
+  if (arguments.data.empty()) arguments.data = told["data"];
+  if (arguments.device.empty()) arguments.device = told["device"];
+  if (arguments.threads == 0) arguments.threads = told["threads"];
+  return opened;
+}
+
 int report_not_finite(const std::string& text, const TrainArguments& arguments) {
   if (arguments.json) {
     print_json({{"error", {{"code", "not_finite"}, {"text", text}}}});
@@ -216,10 +251,12 @@ int finish_training(const TrainArguments& arguments, const RunFolder& run,
   return stopped ? kStopped : kOk;
 }
 
-int run_train(TrainArguments arguments) {
-  OpenedRun opened = open_run(arguments);
+int run_train(TrainArguments arguments, lln_torch::Ranks* ranks) {
+  const bool first = ranks == nullptr || ranks->first();
+  OpenedRun opened = open_run(arguments, ranks);
   const torch::Device device =
-      lln_torch::find_device(arguments.device.empty() ? "cpu" : arguments.device);
+      lln_torch::find_device(arguments.device.empty() ? "cpu" : arguments.device,
+                             ranks != nullptr ? ranks->place().local_rank : 0);
   lln_torch::prepare_torch(arguments.threads, device);
   const lln_torch::RunModel made =
       lln_torch::make_run_model(opened.config, arguments.data, device, !opened.begun);
@@ -228,18 +265,24 @@ int run_train(TrainArguments arguments) {
       throw Error(ErrorCode::unsupported, "train.cuda_graph = true: " + why);
     }
   }
-  opened.folder.make();
-  const lln_torch::RunLock lock(opened.folder);
-  if (!opened.begun) {
-    opened.folder.write_config(read_text_file(arguments.config), opened.config.resolved(),
-                               run_facts(arguments, made, device));
+  std::optional<lln_torch::RunLock> lock;
+  if (first) {
+    opened.folder.make();
+    lock.emplace(opened.folder);
   }
+  if (first && !opened.begun) {
+    opened.folder.write_config(read_text_file(arguments.config), opened.config.resolved(),
+                               run_facts(arguments, made, device, ranks ? ranks->size() : 1));
+  }
+  std::optional<lln_torch::RankGroup> group;
+  if (ranks != nullptr) group = ranks->group("data", device);
   const lln_torch::StopSignals signals;
   lln_torch::CheckpointFiles files;
-  TrainLine line(arguments.json);
+  TrainLine line(arguments.json || !first);
   line.print(fmt::format("{}: {} on {}, {} parameters, {} steps of {} rows", opened.folder.path(),
                          made.name, made.source->task().name, made.parameters,
-                         made.settings.schedule.steps, made.settings.batch));
+                         made.settings.schedule.steps, made.settings.batch) +
+             (ranks != nullptr ? fmt::format(" on {} ranks", ranks->size()) : std::string()));
   if (made.settings.step.cuda_graph && !device.is_cuda()) {
     line.print("train.cuda_graph has no effect on a CPU");
   }
@@ -256,13 +299,15 @@ int run_train(TrainArguments arguments) {
                             .run = opened.folder,
                             .device = device,
                             .files = files,
-                            .signals = &signals},
+                            .signals = &signals,
+                            .group = group ? &*group : nullptr},
                            events);
   } catch (const lln_torch::NotFinite& e) {
-    return report_not_finite(e.what(), arguments);
+    return first ? report_not_finite(e.what(), arguments) : kNotFinite;
   } catch (const c10::OutOfMemoryError& e) {
     throw Error(ErrorCode::out_of_memory, e.what_without_backtrace());
   }
+  if (!first) return end == lln_torch::TrainEnd::signal ? kStopped : kOk;
   return finish_training(arguments, opened.folder, made, end);
 }
 
@@ -284,15 +329,26 @@ Verb add_train(CLI::App& program, const std::string& command_line) {
   command->add_flag("--resume", arguments->resume, "Go on with the run; begin where there is none");
   command->add_option("--device", arguments->device, "cpu or cuda")
       ->check(CLI::IsMember({"cpu", "cuda"}));
+  command
+      ->add_option("--rank-timeout", arguments->rank_timeout,
+                   "Of several ranks: seconds until one that is silent ends all")
+      ->check(CLI::Range(1.0, 1e6))
+      ->capture_default_str();
   add_threads_option(*command, arguments->threads);
   add_json_option(*command, arguments->json);
   command->footer(
       "SIGINT and SIGTERM save a checkpoint and end with exit code 6; a second one ends at once.\n"
-      "A loss or gradient that is not finite ends with exit code 7.\n\n" +
+      "A loss or gradient that is not finite ends with exit code 7.\n"
+      "Started by torchrun it trains on several ranks (docs/scale.md); exit code 8: one is "
+      "lost.\n\n" +
       help_footer("  lln train examples/configs/mlm-tiny.toml --data my_tokens --run runs/first\n"
                   "  lln train --resume --run runs/first\n"
                   "  lln train mlm.toml --set attention.name=softmax --set train.steps=300\n"));
-  return {command, [arguments] { return run_train(*arguments); }};
+  return {command, [arguments] {
+            return train_among_ranks(
+                arguments->rank_timeout, arguments->json,
+                [&](lln_torch::Ranks* ranks) { return run_train(*arguments, ranks); });
+          }};
 }
 
 }  // namespace lln::cli

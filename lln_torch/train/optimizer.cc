@@ -1,4 +1,4 @@
-// AdamW and clipping by lists of tensors.
+// AdamW, SGD and clipping by lists of tensors.
 // SPDX-License-Identifier: Apache-2.0
 #include "lln_torch/train/optimizer.h"
 
@@ -10,7 +10,8 @@
 
 namespace lln_torch {
 
-AdamW::AdamW(const torch::nn::Module& model, const AdamWOptions& options) : options_(options) {
+Optimizer::Optimizer(const torch::nn::Module& model, const OptimizerOptions& options)
+    : options_(options) {
   groups_ = {{.weight_decay = options.weight_decay}, {.weight_decay = 0}};
   std::set<const void*> seen;
   for (const auto& item : model.named_parameters()) {
@@ -25,10 +26,12 @@ AdamW::AdamW(const torch::nn::Module& model, const AdamWOptions& options) : opti
     Group& group = groups_[options.decay_all || matrix ? 0 : 1];
     group.parameters.push_back(parameter);
     group.gradients.push_back(parameter.grad());
+    parameters_.push_back(parameter);
+    gradients_.push_back(parameter.grad());
+    if (options.kind == OptimizerKind::sgd) continue;
     group.averages.push_back(at::zeros_like(parameter).detach());
     group.squares.push_back(at::zeros_like(parameter).detach());
     group.steps.push_back(step_);
-    gradients_.push_back(parameter.grad());
     state_.emplace("exp_avg." + item.key(), group.averages.back());
     state_.emplace("exp_avg_sq." + item.key(), group.squares.back());
   }
@@ -38,9 +41,9 @@ AdamW::AdamW(const torch::nn::Module& model, const AdamWOptions& options) : opti
   state_.emplace("step", step_);
 }
 
-void AdamW::zero_gradients() { at::_foreach_zero_(gradients_); }
+void Optimizer::zero_gradients() { at::_foreach_zero_(gradients_); }
 
-at::Tensor AdamW::clip(double most) {
+at::Tensor Optimizer::clip(double most) {
   const at::NoGradGuard no_gradients;
   const at::Tensor norm = at::stack(at::_foreach_norm(gradients_, 2)).norm();
   if (most > 0) {
@@ -51,11 +54,17 @@ at::Tensor AdamW::clip(double most) {
   return norm;
 }
 
-void AdamW::update(const at::Tensor& learning_rate, const at::Tensor& skip) {
+void Optimizer::update(const at::Tensor& learning_rate, const at::Tensor& skip) {
   const at::NoGradGuard no_gradients;
   step_.add_(1 - skip);
   for (Group& group : groups_) {
     if (group.parameters.empty()) continue;
+    if (options_.kind == OptimizerKind::sgd) {
+      at::_fused_sgd_(group.parameters, group.gradients, {}, group.weight_decay, /*momentum=*/0,
+                      learning_rate, /*dampening=*/0, /*nesterov=*/false, /*maximize=*/false,
+                      /*is_first_step=*/false, /*grad_scale=*/{}, skip);
+      continue;
+    }
     at::_fused_adamw_(group.parameters, group.gradients, group.averages, group.squares, {},
                       group.steps, learning_rate, options_.beta1, options_.beta2,
                       group.weight_decay, options_.epsilon, /*amsgrad=*/false, /*maximize=*/false,
@@ -63,6 +72,6 @@ void AdamW::update(const at::Tensor& learning_rate, const at::Tensor& skip) {
   }
 }
 
-NamedTensors AdamW::state() const { return state_; }
+NamedTensors Optimizer::state() const { return state_; }
 
 }  // namespace lln_torch

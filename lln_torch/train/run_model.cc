@@ -3,6 +3,7 @@
 #include "lln_torch/train/run_model.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -36,11 +37,20 @@ RunState newest_run_state(const RunFolder& run) {
 
 }  // namespace
 
-torch::Device find_device(const std::string& name) {
+torch::Device find_device(const std::string& name, int index) {
   if (name == "cuda" && !at::hasCUDA()) {
     throw lln::Error(lln::ErrorCode::device, "--device cuda: torch sees no CUDA device here");
   }
-  return name == "cuda" ? torch::Device(torch::kCUDA, 0) : torch::Device(torch::kCPU);
+  if (name != "cuda") return torch::kCPU;
+  const torch::Device device(torch::kCUDA, static_cast<c10::DeviceIndex>(index));
+  const auto* const driver = c10::impl::getDeviceGuardImpl(torch::kCUDA);
+  if (index >= driver->deviceCount()) {
+    throw lln::Error(lln::ErrorCode::device,
+                     fmt::format("--device cuda: local rank {} has no device, torch sees {} here",
+                                 index, driver->deviceCount()));
+  }
+  driver->setDevice(device);
+  return device;
 }
 
 RunModel make_run_model(const Settings& config, const std::string& data_folder,

@@ -13,8 +13,9 @@
 
 namespace lln_torch {
 
-// "cpu" or "cuda"; throws lln::Error (device) where there is no such device.
-torch::Device find_device(const std::string& name);
+// "cpu" or "cuda", of which `index` becomes the current one; throws lln::Error (device) where there
+// is no such device.
+torch::Device find_device(const std::string& name, int index = 0);
 
 struct RunModel {
   std::string name;       // the key of that name, or the attention and its matching

@@ -51,7 +51,7 @@ class Rounds {
   }
 
  private:
-  AdamW optimizer_;
+  Optimizer optimizer_;
   TrainStep step_;
   std::vector<Batch> parts_;
   std::int64_t number_ = 0;

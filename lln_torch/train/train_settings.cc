@@ -46,10 +46,12 @@ TrainSettings read_train_settings(const Settings& train, const Source& source) {
     train.refuse("accumulate", "a divisor of batch, " + std::to_string(read.batch));
   }
   read.schedule = read_schedule(train, source, read.batch);
+  const bool sgd = train.choice("optimizer", "adamw", {"adamw", "sgd"}) == "sgd";
+  read.optimizer.kind = sgd ? OptimizerKind::sgd : OptimizerKind::adamw;
   read.optimizer.beta1 = train.number("beta1", 0.9, 0, 0.9999999);
   read.optimizer.beta2 = train.number("beta2", 0.999, 0, 0.9999999);
   read.optimizer.epsilon = train.number("epsilon", 1e-8, 0, 1);
-  read.optimizer.weight_decay = train.number("weight_decay", 0.01, 0, 10);
+  read.optimizer.weight_decay = train.number("weight_decay", sgd ? 0 : 0.01, 0, 10);
   read.optimizer.decay_all = train.choice("decay", "matrices", {"matrices", "all"}) == "all";
   read.step.clip = train.number("clip", 1, 0, 1e6);
   read.step.bf16 = train.choice("precision", "f32", {"f32", "bf16"}) == "bf16";

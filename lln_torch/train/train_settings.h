@@ -17,7 +17,7 @@ struct TrainSettings {
   std::int64_t batch = 32;      // rows of a step
   std::int64_t accumulate = 1;  // parts that a batch is computed in
   Schedule schedule;            // with the number of steps
-  AdamWOptions optimizer;
+  OptimizerOptions optimizer;
   StepOptions step;
   std::int64_t log_every = 10;
   std::int64_t evaluate_every = 0;    // 0: at the end alone

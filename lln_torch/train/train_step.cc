@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 
+#include "lln/error.h"
 #include "lln_torch/train/autocast.h"
 
 namespace lln_torch {
@@ -43,12 +44,20 @@ double predictions_in(const Batch& batch) {
          static_cast<double>(std::count(batch.labels.begin(), batch.labels.end(), kIgnoredLabel));
 }
 
-TrainStep::TrainStep(Model& model, AdamW& optimizer, const StepOptions& options,
-                     const torch::Device& device)
-    : model_(model), optimizer_(optimizer), options_(options), device_(device) {
+TrainStep::TrainStep(Model& model, Optimizer& optimizer, const StepOptions& options,
+                     const torch::Device& device, GradientExchange* exchange)
+    : model_(model),
+      optimizer_(optimizer),
+      options_(options),
+      device_(device),
+      exchange_(exchange) {
+  if (options.cuda_graph && exchange != nullptr) {
+    throw lln::Error(lln::ErrorCode::unsupported,
+                     "train.cuda_graph = true: a step of several ranks is not captured");
+  }
   if (options.cuda_graph && device.is_cuda()) graph_ = std::make_unique<StepGraph>();
   const auto scalar = at::TensorOptions().dtype(at::kFloat).device(device);
-  for (Tensor* made : {&rate_, &loss_, &norm_, &skip_, &bad_loss_, &bad_norm_}) {
+  for (Tensor* made : {&rate_, &loss_, &norm_, &skip_, &bad_loss_, &bad_norm_, &stop_}) {
     *made = at::zeros({}, scalar);
   }
   loss_sum_ = at::zeros({}, scalar.dtype(at::kDouble));
@@ -57,19 +66,24 @@ TrainStep::TrainStep(Model& model, AdamW& optimizer, const StepOptions& options,
 }
 
 TrainStep::Inputs TrainStep::make_inputs(const std::vector<Batch>& parts) const {
-  double total = 0;
-  for (const Batch& part : parts) total += predictions_in(part);
   Inputs inputs;
+  for (const Batch& part : parts) inputs.predictions += predictions_in(part);
   for (const Batch& part : parts) {
+    const double predictions = predictions_in(part);
+    if (exchange_ != nullptr && predictions == 0) continue;  // its mean would be none
     inputs.parts.push_back(to_tensors(part, device_));
-    const double share = total > 0 ? predictions_in(part) / total : 0;
+    // Only all ranks together know how many predictions there are: they divide at the end.
+    const double share = exchange_ != nullptr     ? predictions
+                         : inputs.predictions > 0 ? predictions / inputs.predictions
+                                                  : 0;
     inputs.shares.push_back(
         at::full({}, share, at::TensorOptions().dtype(at::kFloat).device(device_)));
   }
   return inputs;
 }
 
-void TrainStep::run(const std::vector<Batch>& parts, std::int64_t step, double learning_rate) {
+void TrainStep::run(const std::vector<Batch>& parts, std::int64_t step, double learning_rate,
+                    bool stop) {
   // What attentions draw at random they draw on the host, which no graph repeats.
   for (const auto& module : model_.modules(/*include_self=*/false)) {
     if (auto* const attention = dynamic_cast<Attention*>(module.get())) attention->begin_step(step);
@@ -77,6 +91,7 @@ void TrainStep::run(const std::vector<Batch>& parts, std::int64_t step, double l
   rate_.fill_(learning_rate);
   step_.fill_(step);
   Inputs inputs = make_inputs(parts);
+  inputs.stop = stop;
   if (graph_ == nullptr) {
     update(inputs, step);
     return;
@@ -111,9 +126,18 @@ void TrainStep::update(const Inputs& inputs, std::int64_t step) {
       const AutocastScope scope(device_.type(), options_.bf16);
       loss = model_.run(inputs.parts[i], context).loss.to(at::kFloat);
     }
-    if (inputs.parts.size() > 1) loss = loss * inputs.shares[i];
-    loss.backward();
+    if (inputs.parts.size() > 1 || exchange_ != nullptr) loss = loss * inputs.shares[i];
     loss_.add_(loss.detach());
+    if (exchange_ != nullptr && i + 1 == inputs.parts.size()) {
+      exchange_->begin(loss_, inputs.predictions, inputs.stop);
+    }
+    loss.backward();
+  }
+  if (exchange_ != nullptr) {
+    if (inputs.parts.empty()) exchange_->begin(loss_, 0, inputs.stop);
+    const GradientExchange::Totals totals = exchange_->finish();
+    loss_.copy_(totals.loss);
+    stop_.add_(totals.stop);
   }
   norm_.copy_(optimizer_.clip(options_.clip));
   note_faults();
@@ -133,15 +157,17 @@ void TrainStep::note_faults() {
 
 StepSums TrainStep::take() {
   StepSums sums;
-  const Tensor read = at::stack({loss_sum_, norm_.to(at::kDouble), bad_step_.to(at::kDouble),
-                                 bad_loss_.to(at::kDouble), bad_norm_.to(at::kDouble)})
-                          .to(at::kCPU);
+  const Tensor read =
+      at::stack({loss_sum_, norm_.to(at::kDouble), bad_step_.to(at::kDouble),
+                 bad_loss_.to(at::kDouble), bad_norm_.to(at::kDouble), stop_.to(at::kDouble)})
+          .to(at::kCPU);
   const double* const values = read.const_data_ptr<double>();
   sums.loss = values[0];
   sums.gradient_norm = values[1];
   if (values[2] >= 0) sums.bad_step = static_cast<std::int64_t>(values[2]);
   sums.bad_loss = values[3];
   sums.bad_gradient_norm = values[4];
+  sums.stop = values[5] > 0;
   loss_sum_.zero_();
   return sums;
 }

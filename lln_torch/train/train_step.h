@@ -1,4 +1,5 @@
-// One update of a model: forward, backward, clipping and AdamW over the parts of a batch. Whether a
+// One update of a model: forward, backward, clipping and optimiser over the parts of a batch, of
+// which other ranks may have some. Whether a
 // loss or gradient was finite is kept on the device and looked at when the caller asks, so that a
 // step never waits for one; an update that is not finite, and all after it, changes nothing.
 // SPDX-License-Identifier: Apache-2.0
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "lln_torch/models/model.h"
+#include "lln_torch/parallel/gradient_exchange.h"
 #include "lln_torch/train/cuda_graph.h"
 #include "lln_torch/train/optimizer.h"
 
@@ -29,6 +31,7 @@ struct StepSums {
   // The first step whose loss or gradient was not finite.
   std::optional<std::int64_t> bad_step;
   double bad_loss = 0, bad_gradient_norm = 0;
+  bool stop = false;  // a rank asked for it
 };
 
 // How many predictions the mean of a batch's loss is over: parts of a batch count by it.
@@ -38,12 +41,15 @@ double tokens_in(const Batch& batch);
 
 class TrainStep {
  public:
-  // All outlive this object.
-  TrainStep(Model& model, AdamW& optimizer, const StepOptions& options,
-            const torch::Device& device);
+  // All outlive this object. With an exchange the batch is spread over its ranks: then loss, norm,
+  // faults and the update are the same on each.
+  TrainStep(Model& model, Optimizer& optimizer, const StepOptions& options,
+            const torch::Device& device, GradientExchange* exchange = nullptr);
 
-  // `parts` together are the batch of `step`; the loss is the mean over all that they predict.
-  void run(const std::vector<Batch>& parts, std::int64_t step, double learning_rate);
+  // `parts` together are the batch of `step`, or this rank's share of it; the loss is the mean over
+  // all that the batch predicts. `stop`: this rank wants to end, and the sums of all will say so.
+  void run(const std::vector<Batch>& parts, std::int64_t step, double learning_rate,
+           bool stop = false);
   StepSums take();  // waits for the device
 
  private:
@@ -51,19 +57,22 @@ class TrainStep {
   struct Inputs {
     std::vector<TensorBatch> parts;
     std::vector<Tensor> shares;  // of the loss of each part
+    double predictions = 0;
+    bool stop = false;
   };
   Inputs make_inputs(const std::vector<Batch>& parts) const;
   void update(const Inputs& inputs, std::int64_t step);
   void note_faults();
 
   Model& model_;
-  AdamW& optimizer_;
+  Optimizer& optimizer_;
   StepOptions options_;
   torch::Device device_;
+  GradientExchange* exchange_;
   std::unique_ptr<StepGraph> graph_;
   std::optional<Inputs> captured_;
   // Scalars on the device.
-  Tensor rate_, step_, loss_, loss_sum_, norm_, skip_, bad_step_, bad_loss_, bad_norm_;
+  Tensor rate_, step_, loss_, loss_sum_, norm_, skip_, bad_step_, bad_loss_, bad_norm_, stop_;
 };
 
 }  // namespace lln_torch

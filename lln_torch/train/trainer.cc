@@ -23,6 +23,7 @@
 #include "lln_torch/train/not_finite.h"
 #include "lln_torch/train/peak_memory.h"
 #include "lln_torch/train/prefetch.h"
+#include "lln_torch/train/rank_state.h"
 
 namespace lln_torch {
 namespace {
@@ -51,6 +52,22 @@ struct Speed {
   double rows = 0, tokens = 0, seconds = 0;
 };
 
+std::optional<GradientExchange> make_exchange(const TrainJob& job, const Optimizer& optimizer) {
+  if (job.group == nullptr) return std::nullopt;
+  return std::optional<GradientExchange>(std::in_place, *job.group, optimizer.parameters());
+}
+
+BatchShare share_of(const TrainJob& job) {
+  const TrainSettings& settings = job.settings;
+  if (job.group == nullptr) return rank_share(settings.batch, settings.accumulate, 0, 1);
+  if (settings.batch < job.group->size()) {
+    throw lln::Error(lln::ErrorCode::invalid_argument,
+                     fmt::format("train.batch = {}: expected a row at least for each of {} ranks",
+                                 settings.batch, job.group->size()));
+  }
+  return rank_share(settings.batch, settings.accumulate, job.group->rank(), job.group->size());
+}
+
 class Loop {
  public:
   Loop(const TrainJob& job, const TrainEvents& events);
@@ -58,16 +75,24 @@ class Loop {
 
  private:
   void resume();
+  bool load();  // false where there is no checkpoint
+  void agree_on_start(bool resumed);
   void step(Prefetch& batches);
   void take_sums();
+  [[noreturn]] void report_not_finite(const StepSums& sums);
   void after_step();
   void log();
+  void write_log();
   bool evaluate_now();  // false where a signal came
+  bool evaluate_here();
   void measure();
   void save();
   bool due(std::int64_t every) const { return every > 0 && state_.step % every == 0; }
   bool last() const { return state_.step == settings_.schedule.steps; }
-  bool stopped() const { return job_.signals != nullptr && job_.signals->arrived() != 0; }
+  bool signalled() const { return job_.signals != nullptr && job_.signals->arrived() != 0; }
+  // Of several ranks, whether all know that one has had a signal.
+  bool stopped() const { return job_.group != nullptr ? stop_agreed_ : signalled(); }
+  bool first() const { return job_.group == nullptr || job_.group->first(); }
   bool exhausted() const { return settings_.patience > 0 && state_.stale >= settings_.patience; }
   std::pair<std::int64_t, bool> saving() const {
     return {state_.step, state_.evaluated_step == state_.step};
@@ -77,14 +102,18 @@ class Loop {
   const TrainJob& job_;
   const TrainSettings& settings_;
   const TrainEvents& events_;
-  AdamW optimizer_;
+  Optimizer optimizer_;
+  std::optional<GradientExchange> exchange_;
   TrainStep step_;
-  CheckpointStore store_;
+  BatchShare share_;
+  // Of rank 0 alone, as are the logs.
+  std::optional<CheckpointStore> store_;
   RunState state_;
   std::optional<JsonLines> metrics_, instruments_;
   // The step that was saved last, and whether it had been evaluated.
   std::optional<std::pair<std::int64_t, bool>> saved_;
   double gradient_norm_ = 0;
+  bool stop_agreed_ = false;
   bool sums_pending_ = false;  // of steps that the device has done since they were read
   Speed speed_;
   TrainClock::time_point start_ = TrainClock::now();
@@ -97,16 +126,20 @@ Loop::Loop(const TrainJob& job, const TrainEvents& events)
       settings_(job.settings),
       events_(events),
       optimizer_(job.model, job.settings.optimizer),
-      step_(job.model, optimizer_, job.settings.step, job.device),
-      store_(job.run.checkpoints(), job.files) {
+      exchange_(make_exchange(job, optimizer_)),
+      step_(job.model, optimizer_, job.settings.step, job.device,
+            exchange_ ? &*exchange_ : nullptr),
+      share_(share_of(job)) {
   state_.seed = settings_.seed;
+  if (first()) store_.emplace(job.run.checkpoints(), job.files);
   resume();
+  first_step_ = state_.step;
+  seconds_before_ = state_.seconds;
+  if (!first()) return;
   cut_back(job.run.metrics(), state_.step - (state_.step == 0 ? 1 : 0));
   cut_back(job.run.instruments(), state_.step - (state_.step == 0 ? 1 : 0));
   metrics_.emplace(job.run.metrics());
   instruments_.emplace(job.run.instruments());
-  first_step_ = state_.step;
-  seconds_before_ = state_.seconds;
 }
 
 NamedTensors Loop::optimizer_tensors() const {
@@ -118,9 +151,25 @@ NamedTensors Loop::optimizer_tensors() const {
 }
 
 void Loop::resume() {
+  const bool resumed = first() && load();
+  if (job_.group != nullptr) agree_on_start(resumed);
+  if (state_.step > 0) saved_ = saving();
+}
+
+// Rank 0 alone reads files of the run: the others may be on another machine.
+void Loop::agree_on_start(bool resumed) {
+  const RankGroup& group = *job_.group;
+  if (share_state(group, state_, resumed)) {
+    share_tensors(group, named_weights(job_.model));
+    share_tensors(group, optimizer_.state());
+  }
+  expect_same(group, named_weights(job_.model), "the weights");
+}
+
+bool Loop::load() {
   const std::optional<Checkpoint> found = newest_checkpoint(job_.run.checkpoints(), events_.warn);
   if (!found) {
-    if (checkpoint_steps(job_.run.checkpoints()).empty()) return;
+    if (checkpoint_steps(job_.run.checkpoints()).empty()) return false;
     throw lln::Error(lln::ErrorCode::io, job_.run.checkpoints() +
                                              ": none of the checkpoints can be read; to begin "
                                              "again remove the folder");
@@ -137,8 +186,8 @@ void Loop::resume() {
   set_random_states(optimizer.at("random.cpu"),
                     job_.device.is_cuda() ? optimizer.at("random.cuda") : Tensor(), job_.device);
   state_ = found->state;
-  saved_ = saving();
-  store_.set_aside_after(state_.step);
+  store_->set_aside_after(state_.step);
+  return true;
 }
 
 TrainEnd Loop::run() {
@@ -146,8 +195,7 @@ TrainEnd Loop::run() {
   if (state_.step == 0) measure();
   // A signal may have come between the last step and its evaluation.
   if (state_.step > 0 && state_.evaluated_step != state_.step) after_step();
-  Prefetch batches(job_.source, state_.step, settings_.schedule.steps, settings_.batch,
-                   settings_.accumulate, kBatchesAhead);
+  Prefetch batches(job_.source, state_.step, settings_.schedule.steps, share_, kBatchesAhead);
   while (!last() && !exhausted()) {
     if (stopped()) {
       save();
@@ -167,7 +215,9 @@ void Loop::step(Prefetch& batches) {
   // A device works on while the next batch is waited for, so the wait is part of the step.
   const TrainClock::time_point begin = TrainClock::now();
   const std::vector<Batch> parts = batches.next();
-  step_.run(parts, state_.step, learning_rate(settings_.schedule, state_.step));
+  if (job_.group != nullptr) seed_step(settings_.seed, state_.step, job_.group->rank());
+  step_.run(parts, state_.step, learning_rate(settings_.schedule, state_.step), signalled());
+  if (job_.group != nullptr) average_running(*job_.group, job_.model);
   ++state_.step;
   ++state_.loss_count;
   sums_pending_ = true;
@@ -183,14 +233,23 @@ void Loop::step(Prefetch& batches) {
 
 void Loop::take_sums() {
   const StepSums sums = step_.take();
-  if (sums.bad_step) {
-    throw NotFinite(describe_not_finite(
-        job_.model, batch_parts(job_.source, *sums.bad_step, settings_.batch, settings_.accumulate),
-        sums, settings_.step, job_.device, job_.source.task().kind == TaskKind::next_token));
-  }
+  if (sums.bad_step) report_not_finite(sums);
   sums_pending_ = false;
+  stop_agreed_ = stop_agreed_ || sums.stop;
   state_.loss_sum += sums.loss;
   gradient_norm_ = sums.gradient_norm;
+}
+
+void Loop::report_not_finite(const StepSums& sums) {
+  if (!first()) {
+    throw NotFinite(fmt::format("step {}: loss or gradient are not finite: rank 0 says more",
+                                *sums.bad_step + 1));
+  }
+  BatchShare whole = rank_share(settings_.batch, settings_.accumulate, 0, 1);
+  if (job_.group != nullptr) whole.parts *= job_.group->size();
+  throw NotFinite(describe_not_finite(job_.model, batch_parts(job_.source, *sums.bad_step, whole),
+                                      sums, settings_.step, job_.device,
+                                      job_.source.task().kind == TaskKind::next_token));
 }
 
 void Loop::after_step() {
@@ -205,6 +264,15 @@ void Loop::after_step() {
 }
 
 void Loop::log() {
+  if (first()) write_log();
+  state_.loss_sum = 0;
+  state_.loss_count = 0;
+  speed_ = {};
+}
+
+void Loop::write_log() {
+  // Of the whole batch, as if other ranks' rows were like those here.
+  const double whole = static_cast<double>(share_.batch_rows) / static_cast<double>(share_.rows);
   const double steps_here = static_cast<double>(state_.step - first_step_);
   TrainProgress now;
   now.step = state_.step;
@@ -212,8 +280,8 @@ void Loop::log() {
   now.loss = state_.loss_sum / static_cast<double>(state_.loss_count);
   now.learning_rate = learning_rate(settings_.schedule, state_.step - 1);
   now.gradient_norm = gradient_norm_;
-  now.rows_per_second = speed_.rows / speed_.seconds;
-  now.tokens_per_second = speed_.tokens / speed_.seconds;
+  now.rows_per_second = whole * speed_.rows / speed_.seconds;
+  now.tokens_per_second = whole * speed_.tokens / speed_.seconds;
   now.seconds_left = seconds_since(start_) / steps_here * static_cast<double>(now.steps - now.step);
   now.memory_bytes = peak_memory(job_.device);
   metrics_->append(
@@ -227,18 +295,26 @@ void Loop::log() {
        {"memory_bytes", now.memory_bytes},
        {"seconds", state_.seconds}});
   events_.progress(now);
-  state_.loss_sum = 0;
-  state_.loss_count = 0;
-  speed_ = {};
 }
 
 bool Loop::evaluate_now() {
+  const bool done = first() && evaluate_here();
+  if (job_.group == nullptr) return done;
+  const bool all_done = share_state(*job_.group, state_, done);
+  if (!all_done) stop_agreed_ = true;
+  return all_done;
+}
+
+bool Loop::evaluate_here() {
   EvaluationOptions options;
   options.rows = settings_.evaluate_rows;
   options.batch = settings_.evaluate_batch;
   options.bf16 = settings_.step.bf16;
   options.step = state_.step;
-  options.interrupted = [&] { return stopped(); };
+  options.interrupted = [&] {
+    if (job_.group != nullptr) job_.group->watch().work_done();
+    return stopped() || signalled();
+  };
   const std::optional<Evaluation> found = evaluate(job_.model, job_.source, job_.device, options);
   if (!found) return false;
   state_.evaluated_step = state_.step;
@@ -265,7 +341,7 @@ bool Loop::evaluate_now() {
 }
 
 void Loop::measure() {
-  if (settings_.instruments_every == 0) return;
+  if (settings_.instruments_every == 0 || !first()) return;
   const at::NoGradGuard no_gradients;
   const SameRandomNumbers same(job_.device);
   const std::int64_t rows = std::min(settings_.instruments_rows, job_.source.validation_rows());
@@ -287,12 +363,14 @@ void Loop::measure() {
 void Loop::save() {
   if (saved_ == saving()) return;
   if (sums_pending_) take_sums();  // a step that is not finite must not become a checkpoint
+  saved_ = saving();
+  if (!first()) return;
   state_.seconds = seconds_before_ + seconds_since(start_);
   metrics_->sync();
   instruments_->sync();
-  store_.save({state_, named_weights(job_.model), optimizer_tensors()});
-  saved_ = saving();
-  store_.prune(settings_.keep, state_.best_step);
+  store_->save({state_, named_weights(job_.model), optimizer_tensors()});
+  store_->prune(settings_.keep, state_.best_step);
+  if (job_.group != nullptr) job_.group->watch().work_done();
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "lln_torch/models/model.h"
+#include "lln_torch/parallel/rank_group.h"
 #include "lln_torch/train/checkpoint.h"
 #include "lln_torch/train/run_folder.h"
 #include "lln_torch/train/stop_signal.h"
@@ -25,6 +26,9 @@ struct TrainJob {
   torch::Device device = torch::kCPU;
   CheckpointFiles& files;
   const StopSignals* signals = nullptr;
+  // Each rank trains on its rows of every batch. Rank 0 alone evaluates, logs, saves and has
+  // events; a signal to one rank ends all at the same step.
+  const RankGroup* group = nullptr;
 };
 
 struct TrainProgress {
@@ -51,7 +55,8 @@ enum class TrainEnd {
 
 // Starts, or goes on from the newest checkpoint of the run that can be read: then everything is, on
 // a CPU with as many threads, as if it had never stopped, bit for bit. Throws NotFinite where a
-// loss or a gradient is not finite, lln::Error where a file cannot be written.
+// loss or a gradient is not finite, RankLost where another rank is lost, lln::Error where a file
+// cannot be written.
 TrainEnd train(const TrainJob& job, const TrainEvents& events);
 
 // Threads of torch, its deterministic algorithms where the device is a CPU, and on a GPU the linear

@@ -45,11 +45,13 @@ ALLOWED_INCLUDES = {
     "lln_torch/config": {"lln", "lln_torch/config", "fmt", "nlohmann", "toml++"},
     "lln_torch/data": {"lln", "io", "lln_torch/config", "lln_torch/data", "fmt", "nlohmann",
                        "unicode"},
+    "lln_torch/parallel": {"lln", "lln_torch/parallel", "fmt", "torch", "ATen", "c10"},
     "lln_torch/models": {"lln", "io", "lln_torch/config", "lln_torch/data", "lln_torch/models",
                          "lln_torch/ops", "lln_torch/zoo", "fmt", "nlohmann", "torch", "ATen",
                          "c10"},
 }
-SYSTEM_FOLDERS = ("cli", "src/io", "src/cpu", "src/cuda", "lln_torch", "lln_torch/data")
+SYSTEM_FOLDERS = ("cli", "src/io", "src/cpu", "src/cuda", "lln_torch", "lln_torch/data",
+                  "lln_torch/parallel")
 TORCH = {"torch", "ATen", "c10"}
 NO_TORCH_FOLDERS = ("include", "src", "cli", "conformance", "bench", "lln_torch/config",
                     "lln_torch/data")

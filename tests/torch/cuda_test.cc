@@ -310,7 +310,7 @@ class TrainOnDevice : public OnDevice {
   }
   static std::vector<double> losses(const Settings& config, const torch::Device& device) {
     const RunModel run = make_run_model(config, "", device, /*begins=*/true);
-    AdamW optimizer(*run.model, run.settings.optimizer);
+    Optimizer optimizer(*run.model, run.settings.optimizer);
     TrainStep step(*run.model, optimizer, run.settings.step, device);
     run.model->train();
     std::vector<double> all;

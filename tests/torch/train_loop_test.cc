@@ -273,7 +273,7 @@ TEST_F(Training, PartsOfABatchAreTheBatch) {
   const auto gradient = [&](std::int64_t parts) {
     at::manual_seed(5);
     SmallModel model(/*dropout=*/0, /*per_token=*/true);
-    AdamW optimizer(model, {});
+    Optimizer optimizer(model, {});
     TrainStep step(model, optimizer, {.clip = 0}, torch::kCPU);
     step.run(batch_parts(source, 2, 12, parts), 0, 0);
     const StepSums sums = step.take();

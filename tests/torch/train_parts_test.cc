@@ -89,7 +89,7 @@ TEST(AdamW, EqualsTorchs) {
     theirs->weight.copy_(ours->weight);
     theirs->bias.copy_(ours->bias);
   }
-  AdamW optimizer(
+  Optimizer optimizer(
       *ours,
       {.beta1 = 0.8, .beta2 = 0.95, .epsilon = 1e-6, .weight_decay = 0.1, .decay_all = true});
   torch::optim::AdamW expected(
@@ -108,10 +108,24 @@ TEST(AdamW, EqualsTorchs) {
   EXPECT_TRUE(at::allclose(ours->bias, theirs->bias, 1e-5, 1e-6));
 }
 
+TEST(Sgd, IsTheGradientTimesTheRate) {
+  torch::nn::Linear layer(3, 2);
+  const at::Tensor weight = layer->weight.detach().clone(), bias = layer->bias.detach().clone();
+  Optimizer optimizer(*layer, {.kind = OptimizerKind::sgd, .weight_decay = 0.5});
+  layer(at::full({1, 3}, 2.0)).sum().backward();
+  optimizer.update(scalar(0.1), scalar(1));  // skipped
+  EXPECT_TRUE(at::equal(layer->weight, weight));
+  optimizer.update(scalar(0.1), scalar(0));
+  EXPECT_TRUE(at::allclose(layer->weight, weight - 0.1 * (2 + 0.5 * weight)));
+  EXPECT_TRUE(at::allclose(layer->bias, bias - 0.1));
+  EXPECT_EQ(optimizer.state().size(), 1U);  // step
+  EXPECT_EQ(optimizer.state().at("step").item<double>(), 1);
+}
+
 TEST(AdamW, MatricesAloneDecay) {
   torch::nn::Linear layer(2, 2);
   at::Tensor weight = layer->weight.detach().clone(), bias = layer->bias.detach().clone();
-  AdamW optimizer(*layer, {.weight_decay = 0.5});
+  Optimizer optimizer(*layer, {.weight_decay = 0.5});
   optimizer.zero_gradients();
   optimizer.update(scalar(0.1), scalar(0));
   EXPECT_TRUE(at::allclose(layer->weight, weight * (1 - 0.05)));
@@ -120,7 +134,7 @@ TEST(AdamW, MatricesAloneDecay) {
 
 TEST(AdamW, ChangesNothingWhereItIsToldToSkip) {
   torch::nn::Linear layer(3, 2);
-  AdamW optimizer(*layer, {});
+  Optimizer optimizer(*layer, {});
   layer(at::ones({1, 3})).sum().backward();
   const at::Tensor before = layer->weight.detach().clone();
   optimizer.update(scalar(0.1), scalar(1));
@@ -130,7 +144,7 @@ TEST(AdamW, ChangesNothingWhereItIsToldToSkip) {
 
 TEST(AdamW, ClipsToTheNorm) {
   torch::nn::Linear layer(4, 3);
-  AdamW optimizer(*layer, {});
+  Optimizer optimizer(*layer, {});
   layer(at::full({2, 4}, 5.0)).sum().backward();
   const double norm =
       at::cat({layer->weight.grad().flatten(), layer->bias.grad()}).norm().item<double>();
