@@ -33,6 +33,7 @@ in one run of it.
 - Times are medians in ms, with the 10th and 90th percentile of ours behind them.
 - A bandwidth is that of memory: problems that stay in the cache may be faster than the first term
   of the floor says.
+- Tables of `lln cost` hold whole steps of training a model, not calls of an attention.
 - `lln bench --compare FILE` holds a machine against its own recorded results and fails where a
   ratio is worse by more than 1.25 times (`--tolerance`).
 
@@ -157,6 +158,43 @@ def section(name, report):
     return lines + per_token(report)
 
 
+def steps_section(name, report):
+    """Results of `lln cost`: one row for each length, attentions beside each other."""
+    attentions = list(dict.fromkeys(point["attention"] for point in report["points"]))
+    first = attentions[0]
+    by_tokens = {}
+    for point in report["points"]:
+        by_tokens.setdefault(point["tokens"], {})[point["attention"]] = point
+    head = ["tokens", *attentions]
+    lines = [
+        f"## {name}",
+        "",
+        f"{report['machine']}; torch {report['torch']}.",
+        "",
+        f"    {report['command'].replace(' --json', '')}",
+        "",
+        "A step of training, forward, backward and update: ms, peak memory in GB, and behind them "
+        f"how many times faster than {first}; * is the time of one step, others are medians.",
+        "",
+        "| " + " | ".join(head) + " |",
+        "|---" * len(head) + "|",
+    ]
+    for tokens, points in by_tokens.items():
+        cells = [str(tokens)]
+        for attention in attentions:
+            point = points.get(attention, {"failure": "-"})
+            if "failure" in point:
+                cells.append(point["failure"].replace("|", "/"))
+                continue
+            once = "*" if point["steps"] == 1 else ""
+            text = f"{number(point['step_ms'])}{once}, {point['memory_bytes'] / 1e9:.3f}"
+            if attention != first and "step_ms" in points.get(first, {}):
+                text += f" ({points[first]['step_ms'] / point['step_ms']:.2f}x)"
+            cells.append(text)
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
 def page(root):
     lines = [INTRODUCTION.rstrip()]
     paths = sorted((root / "bench/results").glob("*.json"))
@@ -167,7 +205,8 @@ def page(root):
         ]
     for path in paths:
         report = json.loads(path.read_text(encoding="utf-8"))
-        lines += ["", *section(path.stem, report)]
+        write = steps_section if "points" in report else section
+        lines += ["", *write(path.stem, report)]
     return "\n".join(lines) + "\n"
 
 

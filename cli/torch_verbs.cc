@@ -35,6 +35,7 @@ constexpr std::array kTorchVerbs = {
     TorchVerb{"dump", "Write q and k of a run's layers, for lln analyze"},
     TorchVerb{"embed", "Sentence embeddings by a pretrained encoder"},
     TorchVerb{"generate", "Continue a text by a trained decoder, in constant memory"},
+    TorchVerb{"cost", "Time and memory of a training step, for attentions and lengths"},
 };
 
 [[noreturn]] void become_lln_torch(char** argv) {

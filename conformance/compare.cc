@@ -32,6 +32,9 @@ bool same_kind(double x, double y) {  // both finite, both NaN, or the same infi
   return true;
 }
 
+// The distance of neighbouring numbers of a type at x, in units of its roundoff.
+double neighbour_distance(double x) { return x > 0 ? std::exp2(std::ilogb(x) + 1) : 0; }
+
 }  // namespace
 
 double unit_roundoff(DType dtype) {
@@ -63,7 +66,7 @@ std::string to_string(const Comparison& c) {
 }
 
 Comparison compare(const std::string& name, const Tensor& x, const Tensor& reference,
-                   const Tensor& plain, const Tensor& sizes, double exponent) {
+                   const Tensor& plain, const Tensor& sizes, double exponent, Operands operands) {
   Comparison result;
   result.name = name;
   double size = 0;
@@ -88,7 +91,9 @@ Comparison compare(const std::string& name, const Tensor& x, const Tensor& refer
     result.error = kInfinity;
     result.mismatch += " written between its rows";
   }
-  result.rounding = unit_roundoff(x.dtype()) * result.largest + half_least_subnormal(x.dtype()) +
+  const double units =
+      operands == Operands::narrow ? neighbour_distance(result.largest) : result.largest;
+  result.rounding = unit_roundoff(x.dtype()) * units + half_least_subnormal(x.dtype()) +
                     unit_roundoff(DType::f32) * (1 + exponent) * size;
   return result;
 }

@@ -8,7 +8,10 @@
 // where u is the unit roundoff, E the largest exponent that occurs (|f(alpha q)| + |f(beta k)|, or
 // |q| |k| / sqrt(dim) of the softmax parts: an exponent in f32 carries an error that grows with
 // it), and S the same sums as the tensor itself taken over absolute values, so that a gradient that
-// cancels to nothing is not held to a tolerance of nothing.
+// cancels to nothing is not held to a tolerance of nothing. Where tensor cores multiply numbers of
+// 16 bits, the result may be the neighbour of the right one: the term of its rounding is then the
+// distance of two such numbers at max |reference|. (The plain evaluation has no error to allow for
+// it where a row sees one key.)
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -35,7 +38,10 @@ std::string to_string(const Comparison& comparison);
 
 double unit_roundoff(DType dtype);
 
+enum class Operands { f32, narrow };  // of the products of a kernel
+
 Comparison compare(const std::string& name, const Tensor& x, const Tensor& reference,
-                   const Tensor& plain, const Tensor& sizes, double exponent);
+                   const Tensor& plain, const Tensor& sizes, double exponent,
+                   Operands operands = Operands::f32);
 
 }  // namespace lln::conformance

@@ -101,6 +101,10 @@ CaseResult skipped(const std::string& kernel, const std::string& why) {
   return result;
 }
 
+bool uses_tensor_cores(const std::string& kernel) {
+  return kernel.starts_with("cuda-tiled") || kernel.starts_with("cuda-sm90");
+}
+
 CaseResult judge(const Case& c, const Inputs& in, const Truth& truth, TensorSet& saved,
                  const std::string& kernel, Parallel* parallel) {
   CaseResult result;
@@ -118,10 +122,14 @@ CaseResult judge(const Case& c, const Inputs& in, const Truth& truth, TensorSet&
     result.text = error.what();
     return result;
   }
+  const Operands operands =
+      unit_roundoff(c.problem.dtype) > unit_roundoff(DType::f32) && uses_tensor_cores(kernel)
+          ? Operands::narrow
+          : Operands::f32;
   for (const TensorSet::Entry& entry : outputs.entries()) {
-    const Comparison comparison = compare(entry.name, entry.tensor, truth.reference.at(entry.name),
-                                          truth.plain.values.at(entry.name),
-                                          truth.plain.sizes.at(entry.name), truth.plain.exponent);
+    const Comparison comparison = compare(
+        entry.name, entry.tensor, truth.reference.at(entry.name), truth.plain.values.at(entry.name),
+        truth.plain.sizes.at(entry.name), truth.plain.exponent, operands);
     result.text += (result.text.empty() ? "" : "\n") + to_string(comparison);
     result.worst = std::max(result.worst, comparison.ratio());
     if (!comparison.passed()) result.verdict = Verdict::failed;

@@ -60,6 +60,24 @@ TEST(Conformance, EveryKernelTakesSomeCase) {
   }
 }
 
+// 3 is a number of bf16, and so are its neighbours at a distance of 2^-6.
+TEST(Conformance, TensorCoresMayGiveTheNeighbour) {
+  const auto one = [](double value, DType dtype) {
+    Tensor x(dtype, {1, 1, 1, 1});
+    x.set(0, 0, 0, 0, value);
+    return x;
+  };
+  const Tensor right = one(3, DType::f64), none = one(0, DType::f64);
+  const auto passes = [&](double value, Operands operands) {
+    return compare("x", one(value, DType::bf16), right, right, none, 0, operands).passed();
+  };
+  EXPECT_TRUE(passes(3, Operands::f32));
+  EXPECT_FALSE(passes(3 + 0x1p-6, Operands::f32));
+  EXPECT_TRUE(passes(3 + 0x1p-6, Operands::narrow));
+  EXPECT_TRUE(passes(3 - 0x1p-6, Operands::narrow));
+  EXPECT_FALSE(passes(3 + 0x1p-5, Operands::narrow));
+}
+
 // The two evaluations take different ways (log-space pairs, and the factorised form in f32), so an
 // error of the formula in either shows here and not only in the kernels.
 TEST(Conformance, ReferenceAgreesWithPlainEvaluation) {

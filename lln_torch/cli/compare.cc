@@ -142,6 +142,13 @@ void expect_one_task(const std::vector<ComparedRun>& runs, const std::vector<std
                                    paths[0], key, runs[0].facts.at(key).dump(), paths[i],
                                    runs[i].facts.at(key).dump()));
     }
+    // That of the validation set; its last digits may depend on the machine.
+    const double first = runs[0].facts.at("chance"), chance = runs[i].facts.at("chance");
+    if (std::abs(first - chance) <= 1e-6 * std::abs(first)) continue;
+    throw UsageError(
+        fmt::format("{} has the chance {}, {} has {}: runs on one validation set, with one "
+                    "vocabulary, are compared",
+                    paths[0], first, paths[i], chance));
   }
 }
 

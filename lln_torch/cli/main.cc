@@ -16,10 +16,10 @@ int main(int argc, char** argv) {
                        "  lln train --help\n"));
   const std::string command_line = cli::command_line(argc, argv);
   const std::vector<cli::Verb> verbs = {
-      cli::add_zoo(program),     cli::add_tokenize(program),
-      cli::add_preview(program), cli::add_train(program, command_line),
-      cli::add_eval(program),    cli::add_compare(program, command_line),
-      cli::add_dump(program),    cli::add_embed(program),
-      cli::add_generate(program)};
+      cli::add_zoo(program),      cli::add_tokenize(program),
+      cli::add_preview(program),  cli::add_train(program, command_line),
+      cli::add_eval(program),     cli::add_compare(program, command_line),
+      cli::add_dump(program),     cli::add_embed(program),
+      cli::add_generate(program), cli::add_cost(program, command_line)};
   return cli::run_program(program, verbs, argc, argv);
 }

@@ -2,6 +2,7 @@
 // on stderr and what is said at the end.
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <torch/version.h>
 #include <unistd.h>
@@ -259,6 +260,8 @@ int run_train(TrainArguments arguments) {
                            events);
   } catch (const lln_torch::NotFinite& e) {
     return report_not_finite(e.what(), arguments);
+  } catch (const c10::OutOfMemoryError& e) {
+    throw Error(ErrorCode::out_of_memory, e.what_without_backtrace());
   }
   return finish_training(arguments, opened.folder, made, end);
 }

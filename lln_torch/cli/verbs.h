@@ -14,6 +14,7 @@ inline constexpr int kNotFinite = 7;  // the loss or a gradient
 
 // `command_line` is what the run, or the report, says that it was made by.
 Verb add_compare(CLI::App& program, const std::string& command_line);
+Verb add_cost(CLI::App& program, const std::string& command_line);
 Verb add_dump(CLI::App& program);
 Verb add_embed(CLI::App& program);
 Verb add_eval(CLI::App& program);

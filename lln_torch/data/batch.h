@@ -29,6 +29,7 @@ struct Task {
   std::string name;
   TaskKind kind = TaskKind::classes;
   std::int64_t classes = 0;     // of TaskKind::classes and matched_pair
+  double score_range = 1;       // the largest score of TaskKind::score and embedding
   std::int64_t vocabulary = 0;  // of ids; 0 where a batch holds pixels
   std::int64_t max_tokens = 0;  // the longest row
   std::int64_t pad_id = 0;

@@ -15,7 +15,6 @@ namespace lln_torch {
 namespace {
 
 constexpr const char* kPartOfOfficial = "subset";
-constexpr float kHighestScore = 5;
 
 GlueTask accuracy_task(const char* name, const char* folder, const char* first,
                        const char* second) {
@@ -136,8 +135,9 @@ std::string read_label(const GlueTask& task, std::string_view text, GlueExample&
   const std::string number(text);
   char* end = nullptr;
   example.score = std::strtof(number.c_str(), &end);
-  if (number.empty() || *end != '\0' || !(example.score >= 0 && example.score <= kHighestScore)) {
-    return fmt::format("expected a score of 0 to {}, found {}", kHighestScore,
+  if (number.empty() || *end != '\0' ||
+      !(example.score >= 0 && example.score <= kLargestGlueScore)) {
+    return fmt::format("expected a score of 0 to {}, found {}", kLargestGlueScore,
                        lln::io::printable(text));
   }
   return {};

@@ -32,6 +32,8 @@ struct GlueFile {
   const char* partner = nullptr;
 };
 
+constexpr float kLargestGlueScore = 5;  // of STS-B, the one task with scores
+
 struct GlueTask {
   const char* name;                 // "sst2"
   const char* folder;               // "SST-2"

@@ -8,6 +8,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include "lln/error.h"
 #include "lln_torch/config/settings.h"
@@ -109,20 +110,31 @@ GlueFilePair find_glue_pair(const GlueTask& task, GlueFinder& finder, bool test)
   return {train, finder.need(partners(train.file))};
 }
 
+struct GlueRows {
+  std::int64_t tokens = 0;  // the longest row
+  bool apart = false;       // the two texts of a pair are rows of their own
+  bool skip_corrupt = false;
+};
+
 TextExamples read_glue_examples(const GlueTask& task, const FoundGlueFile& file,
-                                const Tokenizer& tokenizer, std::int64_t tokens, bool skip_corrupt,
+                                const Tokenizer& tokenizer, const GlueRows& rows,
                                 std::vector<std::string>& notes) {
   TextExamples examples(tokenizer.vocabulary());
-  const bool pair = !task.second.empty();
+  const bool pair = !task.second.empty() && !rows.apart;
   WordMemory memory;
   const std::unique_ptr<TextLines> lines = file.open();
   const std::int64_t corrupt =
-      read_glue(task, file.file, *lines, skip_corrupt, [&](GlueExample&& example) {
+      read_glue(task, file.file, *lines, rows.skip_corrupt, [&](GlueExample&& example) {
         std::vector<std::int32_t> first, second;
         memory.encode(tokenizer, example.first, first);
-        if (pair) memory.encode(tokenizer, example.second, second);
+        if (!task.second.empty()) memory.encode(tokenizer, example.second, second);
+        if (rows.apart) {
+          const EncodedRow row =
+              make_row(tokenizer.special(), std::exchange(second, {}), {}, false, rows.tokens);
+          examples.second.add(row.ids);
+        }
         const EncodedRow row =
-            make_row(tokenizer.special(), std::move(first), std::move(second), pair, tokens);
+            make_row(tokenizer.special(), std::move(first), std::move(second), pair, rows.tokens);
         examples.add(row, example.label, example.score);
       });
   if (examples.ids.rows() == 0) {
@@ -148,8 +160,10 @@ std::unique_ptr<Source> make_glue_source(const Settings& data, const std::string
   const GlueTask& glue = glue_task(data.text("task", ""));
   const std::shared_ptr<const Tokenizer> tokenizer = data_tokenizer(data, folder);
   const TextSourceOptions options = text_source_options(data);
-  const std::int64_t tokens = data.integer("tokens", 128, 8, std::int64_t{1} << 20);
-  const bool skip_corrupt = data.flag("skip_corrupt", false);
+  GlueRows rows;
+  rows.tokens = data.integer("tokens", 128, 8, std::int64_t{1} << 20);
+  rows.skip_corrupt = data.flag("skip_corrupt", false);
+  rows.apart = !glue.second.empty() && data.flag("apart", false);
   const std::string split = data.choice("validation_split", "validation", {"validation", "test"});
   if (split == "test" && glue.test.empty()) {
     data.refuse("validation_split", "validation: GLUE keeps the labels of this test set to itself");
@@ -157,24 +171,26 @@ std::unique_ptr<Source> make_glue_source(const Settings& data, const std::string
   GlueFinder finder(glue, folder);
   const GlueFilePair files = find_glue_pair(glue, finder, split == "test");
   Task task;
-  TextExamples train =
-      read_glue_examples(glue, files.train, *tokenizer, tokens, skip_corrupt, task.notes);
+  TextExamples train = read_glue_examples(glue, files.train, *tokenizer, rows, task.notes);
   TextExamples validation =
-      read_glue_examples(glue, files.validation, *tokenizer, tokens, skip_corrupt, task.notes);
+      read_glue_examples(glue, files.validation, *tokenizer, rows, task.notes);
 
   task.name = glue.name;
   const char* subset =
       files.train.file.subset != nullptr ? files.train.file.subset : files.validation.file.subset;
   if (subset != nullptr) task.name += fmt::format(" ({})", subset);
-  task.kind = glue.labels.empty() ? TaskKind::score : TaskKind::classes;
+  const bool scored = glue.labels.empty();
+  task.kind = rows.apart ? (scored ? TaskKind::embedding : TaskKind::matched_pair)
+                         : (scored ? TaskKind::score : TaskKind::classes);
+  if (scored) task.score_range = kLargestGlueScore;
   task.classes = static_cast<std::int64_t>(glue.labels.size());
   task.vocabulary = tokenizer->vocabulary();
-  task.max_tokens = tokens;
+  task.max_tokens = rows.tokens;
   task.pad_id = tokenizer->special().pad;
   task.class_names.assign(glue.labels.begin(), glue.labels.end());
   task.text_of_ids = text_by(tokenizer);
   task.metrics.assign(glue.metrics.begin(), glue.metrics.end());
-  if (task.kind == TaskKind::classes) {
+  if (!scored) {
     set_class_chance(task, validation);
   } else {
     task.chance_text = "a constant correlates with nothing";

@@ -37,6 +37,7 @@ const std::vector<SourceEntry>& entries() {
       {"qqp", make_glue_source},
       {"imdb", make_imdb_source},
       {"wiki-pairs", make_wiki_pairs_source},
+      {"random-tokens", make_random_tokens_source},
   };
   return list;
 }

@@ -51,34 +51,44 @@ class ExampleSource final : public Source {
   Batch gather(const TextExamples& from, const std::vector<std::int64_t>& examples) const {
     Batch batch;
     batch.rows = static_cast<std::int64_t>(examples.size());
-    std::int64_t longest = 1, shortest = task_.max_tokens;
-    for (const std::int64_t example : examples) {
-      longest = std::max(longest, from.ids.tokens(example));
-      shortest = std::min(shortest, from.ids.tokens(example));
-    }
-    const std::int64_t rounded = (longest + kWidthUnit - 1) / kWidthUnit * kWidthUnit;
-    const std::int64_t width =
-        fixed_length_ ? task_.max_tokens : std::min(rounded, std::max(task_.max_tokens, longest));
-    batch.text.tokens = width;
-    const auto size = static_cast<std::size_t>(batch.rows * width);
-    batch.text.ids.assign(size, static_cast<std::int32_t>(task_.pad_id));
-    if (shortest < width) batch.text.mask.assign(size, 0);
+    batch.text = padded(from.ids, examples);
     bool pairs = false;
-    for (std::int64_t r = 0; r < batch.rows; ++r) {
-      const std::int64_t example = examples[static_cast<std::size_t>(r)];
+    for (const std::int64_t example : examples) {
       const auto at = static_cast<std::size_t>(example);
-      const std::int64_t tokens = from.ids.tokens(example);
-      from.ids.copy(example, batch.text.ids.data() + r * width);
-      if (!batch.text.mask.empty()) std::fill_n(batch.text.mask.begin() + r * width, tokens, 1);
-      pairs = pairs || from.first_segments[at] < tokens;
-      if (task_.kind == TaskKind::score) {
+      pairs = pairs || from.first_segments[at] < from.ids.tokens(example);
+      if (task_.kind == TaskKind::score || task_.kind == TaskKind::embedding) {
         batch.scores.push_back(from.scores[at]);
       } else {
         batch.labels.push_back(from.labels[at]);
       }
     }
+    if (from.second.rows() > 0) batch.second = padded(from.second, examples);
     if (pairs) mark_segments(from, examples, batch.text);
     return batch;
+  }
+
+  TextRows padded(const IdRows& from, const std::vector<std::int64_t>& examples) const {
+    std::int64_t longest = 1, shortest = task_.max_tokens;
+    for (const std::int64_t example : examples) {
+      longest = std::max(longest, from.tokens(example));
+      shortest = std::min(shortest, from.tokens(example));
+    }
+    const std::int64_t rounded = (longest + kWidthUnit - 1) / kWidthUnit * kWidthUnit;
+    const std::int64_t width =
+        fixed_length_ ? task_.max_tokens : std::min(rounded, std::max(task_.max_tokens, longest));
+    TextRows text;
+    text.tokens = width;
+    const auto size = examples.size() * static_cast<std::size_t>(width);
+    text.ids.assign(size, static_cast<std::int32_t>(task_.pad_id));
+    if (shortest < width) text.mask.assign(size, 0);
+    for (std::size_t r = 0; r < examples.size(); ++r) {
+      const std::int64_t first = static_cast<std::int64_t>(r) * width;
+      from.copy(examples[r], text.ids.data() + first);
+      if (!text.mask.empty()) {
+        std::fill_n(text.mask.begin() + first, from.tokens(examples[r]), 1);
+      }
+    }
+    return text;
   }
 
   static void mark_segments(const TextExamples& from, const std::vector<std::int64_t>& examples,

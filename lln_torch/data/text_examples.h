@@ -34,13 +34,14 @@ class IdRows {
 };
 
 struct TextExamples {
-  explicit TextExamples(std::int64_t vocabulary) : ids(vocabulary) {}
+  explicit TextExamples(std::int64_t vocabulary) : ids(vocabulary), second(vocabulary) {}
   void add(const EncodedRow& row, std::int32_t label, float score);
 
   IdRows ids;
+  IdRows second;  // of pairs in rows of their own (matched_pair, embedding), otherwise without rows
   std::vector<std::int32_t> first_segments;  // tokens of segment 0 in every row
   std::vector<std::int32_t> labels;          // of classes
-  std::vector<float> scores;                 // of TaskKind::score
+  std::vector<float> scores;                 // of TaskKind::score and embedding
 };
 
 // Fills chance and chance_text of a task: always the most frequent class of the validation set, by

@@ -16,6 +16,7 @@ std::unique_ptr<Source> make_lm_source(const Settings& data, const std::string& 
 std::unique_ptr<Source> make_glue_source(const Settings& data, const std::string& folder);
 std::unique_ptr<Source> make_imdb_source(const Settings& data, const std::string& folder);
 std::unique_ptr<Source> make_wiki_pairs_source(const Settings& data, const std::string& folder);
+std::unique_ptr<Source> make_random_tokens_source(const Settings& data, const std::string& folder);
 
 // The key `seed` of [data]: every random choice of a source follows from it.
 std::uint64_t data_seed(const Settings& data);

@@ -94,7 +94,7 @@ std::shared_ptr<Model> make_model(const Settings& model, const Settings& attenti
   head.pooling = model.choice("pooling", "mean", {"mean", "cls"});
   const BodyConfig body = read_body(model, task, kind, head.pooling == "cls");
   if (task.kind == TaskKind::embedding) {
-    head.score_range = model.number("score_range", 1, 1e-6, 1e6);
+    head.score_range = model.number("score_range", task.score_range, 1e-6, 1e6);
   } else {
     const char* usual = task.kind == TaskKind::matched_pair ? "mlp" : "linear";
     head.head = model.choice("head", usual, {"linear", "mlp", "pooler"});

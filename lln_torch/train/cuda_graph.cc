@@ -6,6 +6,7 @@
 #include <ATen/Context.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -27,13 +28,19 @@ void order_streams(const c10::cuda::CUDAStream& first, const c10::cuda::CUDAStre
   done.block(behind);
 }
 
+// One stream for all graphs, not the default one, which cannot be captured: torch keeps workspaces
+// of cuBLAS for every stream that ever multiplied.
+c10::cuda::CUDAStream graph_stream() {
+  static const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool();
+  return stream;
+}
+
 }  // namespace
 
 std::string step_graph_obstacle() { return at::hasCUDA() ? "" : "there is no CUDA device here"; }
 
 struct StepGraph::Impl {
-  // Not the default stream, which cannot be captured.
-  c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool();
+  c10::cuda::CUDAStream stream = graph_stream();
   at::cuda::CUDAGraph graph;
   int calls = 0;
 
@@ -45,19 +52,36 @@ struct StepGraph::Impl {
     }
   }
 
+  [[noreturn]] static void refuse(const char* reason) {
+    throw lln::Error(lln::ErrorCode::unsupported,
+                     fmt::format("the training step cannot be captured in a CUDA graph: set "
+                                 "train.cuda_graph = false. The reason: {}",
+                                 reason));
+  }
+
   void capture(const std::function<void()>& body) {
     c10::cuda::device_synchronize();
+    // The graph has memory of its own: what the steps before it took would lie idle beside it.
+    c10::cuda::CUDACachingAllocator::emptyCache();
     graph.capture_begin();
     try {
       body();
-    } catch (const std::exception& e) {
+    } catch (const c10::OutOfMemoryError&) {
       end_failed_capture();
-      throw lln::Error(lln::ErrorCode::unsupported,
-                       fmt::format("the training step cannot be captured in a CUDA graph: set "
-                                   "train.cuda_graph = false. The reason: {}",
-                                   e.what()));
+      throw;
+    } catch (const lln::Error& e) {
+      end_failed_capture();
+      if (e.code() == lln::ErrorCode::out_of_memory) throw;
+      refuse(e.what());
+    } catch (const c10::Error& e) {
+      end_failed_capture();
+      refuse(e.what_without_backtrace());
     }
-    graph.capture_end();
+    try {
+      graph.capture_end();
+    } catch (const c10::Error& e) {
+      refuse(e.what_without_backtrace());
+    }
   }
 };
 

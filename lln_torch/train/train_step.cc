@@ -26,7 +26,16 @@ bool same_form(const TensorBatch& a, const TensorBatch& b) {
   });
 }
 
+double counted_tokens(const TextRows& text) {
+  if (text.mask.empty()) return static_cast<double>(text.ids.size());
+  return static_cast<double>(std::count(text.mask.begin(), text.mask.end(), 1));
+}
+
 }  // namespace
+
+double tokens_in(const Batch& batch) {
+  return counted_tokens(batch.text) + counted_tokens(batch.second);
+}
 
 double predictions_in(const Batch& batch) {
   if (batch.labels.empty()) return static_cast<double>(batch.rows);

@@ -33,6 +33,8 @@ struct StepSums {
 
 // How many predictions the mean of a batch's loss is over: parts of a batch count by it.
 double predictions_in(const Batch& batch);
+// Tokens that count, of both texts of pairs; 0 where rows are images.
+double tokens_in(const Batch& batch);
 
 class TrainStep {
  public:

@@ -6,9 +6,8 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
@@ -22,6 +21,7 @@
 #include "lln_torch/train/instruments.h"
 #include "lln_torch/train/json_lines.h"
 #include "lln_torch/train/not_finite.h"
+#include "lln_torch/train/peak_memory.h"
 #include "lln_torch/train/prefetch.h"
 
 namespace lln_torch {
@@ -36,19 +36,14 @@ double seconds_since(TrainClock::time_point start) {
   return std::chrono::duration<double>(TrainClock::now() - start).count();
 }
 
-std::int64_t peak_memory(const torch::Device& device) {
-  if (device.is_cuda()) {
-    const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
-    return stats.allocated_bytes[0].peak;  // 0: of all pools together
-  }
-  struct rusage usage {};
-  ::getrusage(RUSAGE_SELF, &usage);
-  return std::int64_t{1024} * usage.ru_maxrss;
-}
-
-double tokens_in(const TextRows& text) {
-  if (text.mask.empty()) return static_cast<double>(text.ids.size());
-  return static_cast<double>(std::count(text.mask.begin(), text.mask.end(), 1));
+// MAGMA, which torch prefers for some factorisations, waits for the device, and aborts where it
+// cannot start. torch warns of whoever chooses.
+void prefer_cusolver() {
+  struct Silent : c10::WarningHandler {
+    void process(const c10::Warning&) override {}
+  } silent;
+  const c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  at::globalContext().setLinalgPreferredBackend(at::LinalgBackend::Cusolver);
 }
 
 // Rows and tokens per second of training, without what lies between the steps.
@@ -182,7 +177,7 @@ void Loop::step(Prefetch& batches) {
   speed_.seconds += seconds_since(begin);
   for (const Batch& part : parts) {
     speed_.rows += static_cast<double>(part.rows);
-    speed_.tokens += tokens_in(part.text) + tokens_in(part.second);
+    speed_.tokens += tokens_in(part);
   }
 }
 
@@ -306,7 +301,10 @@ void prepare_torch(int threads, const torch::Device& device) {
   // Also where it is the number that torch has: setting it is what a resumed run does, and it tells
   // MKL to keep to it.
   at::set_num_threads(threads > 0 ? threads : at::get_num_threads());
-  if (!device.is_cpu()) return;
+  if (!device.is_cpu()) {
+    prefer_cusolver();
+    return;
+  }
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
   // Filling new memory with NaN, to show reads of it, is for torch's own tests.
   at::globalContext().setDeterministicFillUninitializedMemory(false);

@@ -54,7 +54,8 @@ enum class TrainEnd {
 // loss or a gradient is not finite, lln::Error where a file cannot be written.
 TrainEnd train(const TrainJob& job, const TrainEvents& events);
 
-// Threads of torch, and its deterministic algorithms where the device is a CPU.
+// Threads of torch, its deterministic algorithms where the device is a CPU, and on a GPU the linear
+// algebra that runs in its stream.
 void prepare_torch(int threads, const torch::Device& device);
 
 }  // namespace lln_torch

@@ -80,8 +80,11 @@ def test_moments_as_on_the_cpu() -> None:
     host = running.cpu()
     update_moments(running, q, k)
     update_moments(host, q.cpu(), k.cpu())
-    torch.testing.assert_close(running.cpu(), host, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(head_moments(q).mean, head_moments(q.cpu()).mean)
+    # Short sums are of f32 on a device.
+    torch.testing.assert_close(running.cpu(), host, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        head_moments(q).mean, head_moments(q.cpu()).mean, rtol=1e-6, atol=1e-6
+    )
 
 
 def test_work_goes_into_the_current_stream_and_nobody_waits() -> None:

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <set>
@@ -103,13 +104,48 @@ TEST_P(GeneratedTask, RowsThatAreNotThereAreRefused) {
   lln::test::expect_error([&] { small->validation_batch(8, 3); }, {"rows 8 to 11", "set of 10"});
 }
 
+TEST(RandomTokens, HidesAShareOfEachRow) {
+  const auto source = make_source(
+      Settings::from_toml("task = 'random-tokens'\ntokens = 8\nmask_share = 0.1", "test"), "");
+  const Batch batch = source->train_batch(0, 2000, 0, 2000);
+  constexpr std::int32_t kMask = 1;
+  std::int64_t hidden = 0;
+  for (std::size_t row = 0; row < 2000; ++row) {
+    std::int64_t of_row = 0;
+    for (std::size_t i = 8 * row; i < 8 * (row + 1); ++i) {
+      const bool counts = batch.labels[i] != kIgnoredLabel;
+      EXPECT_EQ(batch.text.ids[i] == kMask, counts);
+      EXPECT_GT(counts ? batch.labels[i] : batch.text.ids[i], kMask);
+      of_row += counts ? 1 : 0;
+    }
+    EXPECT_GT(of_row, 0);
+    hidden += of_row;
+  }
+  // The mean is a tenth, and one more in rows where chance hides none: models count on it.
+  EXPECT_NEAR(static_cast<double>(hidden) / 2000, 0.8 + 0.43, 0.1);
+}
+
+TEST(RandomTokens, PredictsTheNextToken) {
+  const auto source = make_source(
+      Settings::from_toml("task = 'random-tokens'\ntokens = 8\npredict = 'next'", "test"), "");
+  EXPECT_EQ(source->task().kind, TaskKind::next_token);
+  const Batch batch = source->train_batch(0, 3, 0, 3);
+  for (std::size_t i = 0; i + 1 < batch.labels.size(); ++i) {
+    if (i % 8 != 7) EXPECT_EQ(batch.labels[i], batch.text.ids[i + 1]);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Tasks, GeneratedTask,
                          testing::Values("task = 'listops'\nlonger_than = 20\nshorter_than = 100",
                                          "task = 'mqar'\ntokens = 64\npairs = 8",
-                                         "task = 'pathfinder32'"),
+                                         "task = 'pathfinder32'",
+                                         "task = 'random-tokens'\ntokens = 40",
+                                         "task = 'random-tokens'\ntokens = 40\npredict = 'next'"),
                          [](const auto& tested) {
-                           const std::string text = tested.param;
-                           return text.substr(8, text.find('\'', 8) - 8);
+                           std::string text = tested.param;
+                           text = text.substr(8, text.find('\'', 8) - 8);
+                           std::ranges::replace(text, '-', '_');
+                           return text + std::to_string(tested.index);
                          });
 
 }  // namespace

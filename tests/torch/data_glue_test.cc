@@ -223,6 +223,37 @@ TEST(Glue, PadsMasksAndMarksSegments) {
   EXPECT_TRUE(cut.text.mask.empty());
 }
 
+TEST(Glue, PairsMayBeRowsOfTheirOwn) {
+  const TemporaryFolder folder;
+  const char* scored = "g\tf\ty\t1\t2.5\tabc\tde\ng\tf\ty\t1\t5\tx\ta longer text\n";
+  folder.write("STS-B/sts-train.csv", scored);
+  folder.write("STS-B/sts-dev.csv", scored);
+  const auto stsb = source("task = 'stsb'\napart = true", folder.path());
+  EXPECT_EQ(stsb->task().kind, TaskKind::embedding);
+  EXPECT_EQ(stsb->task().score_range, 5);
+  const Batch batch = stsb->validation_batch(0, 2);
+  EXPECT_EQ(row_text(batch.text, 0) + row_text(batch.second, 0), "<abc><de>");
+  EXPECT_EQ(row_text(batch.text, 1) + row_text(batch.second, 1), "<x><a longer text>");
+  EXPECT_EQ(batch.text.tokens, 8);
+  EXPECT_EQ(batch.second.tokens, 16);
+  EXPECT_TRUE(batch.text.segments.empty());
+  EXPECT_THAT(batch.scores, ElementsAre(2.5F, 5.0F));
+  EXPECT_TRUE(batch.labels.empty());
+
+  const char* labelled = "index\tsentence1\tsentence2\tlabel\n0\tabc\tde\tentailment\n";
+  folder.write("RTE/train.tsv", labelled);
+  folder.write("RTE/dev.tsv", labelled);
+  const auto rte = source("task = 'rte'\napart = true", folder.path());
+  EXPECT_EQ(rte->task().kind, TaskKind::matched_pair);
+  EXPECT_THAT(rte->train_batch(0, 1, 0, 1).labels, ElementsAre(0));
+  folder.write("SST-2/train.tsv", kSst2);
+  folder.write("SST-2/dev.tsv", kSst2);
+  const Settings single =
+      Settings::from_toml("task = 'sst2'\ntokenizer = 'bytes'\napart = true", "test");
+  make_source(single, folder.path());
+  EXPECT_THAT(error_of([&] { single.finish(); }), HasSubstr("apart"));
+}
+
 TEST(Glue, AnEpochShowsEveryExampleOnce) {
   const TemporaryFolder folder;
   std::string table = "sentence\tlabel\n";

@@ -341,6 +341,10 @@ TEST(Embedding, IsACosine) {
   const Tensor cosine = (a * b).sum(1) / (a.square().sum(1) * b.square().sum(1)).sqrt();
   expect_near(output.scores, cosine, 1e-5);
   expect_near(output.loss, (cosine - batch.scores / 5).square().mean(), 1e-5);
+  Task scored = text_task(TaskKind::embedding);
+  scored.score_range = 5;  // where the config does not say another
+  expect_near(run_model(*small_model(scored, "", "name = 'softmax'"), batch).loss, output.loss,
+              1e-6);
   Task labelled = text_task(TaskKind::embedding);
   labelled.classes = 2;
   const auto by_label = small_model(labelled, "", "name = 'softmax'");

@@ -216,11 +216,59 @@ class Configs(Scratch):
                 "train.batch=2")
         for name, data, more in (
                 ("stsb", "glue", ("data.tokenizer=bytes", "train.epochs=1")),
+                ("stsb", "glue", ("data.tokenizer=bytes", "train.epochs=1", "data.apart=true",
+                                  "name=apart")),
                 ("wiki-pairs", "", ("data.files=wiki.txt", "data.tokens=64", "data.held_out=0.2",
                                     "train.steps=1", "train.evaluate_rows=2"))):
             lln("train", small_training.ROOT / f"examples/configs/{name}.toml", "--data",
-                self.path(data), "--run", self.path(name),
+                self.path(data), "--run", self.path("-".join((name, *more))),
                 *(word for s in (*tiny, *more) for word in ("--set", s)))
+
+
+class Cost(Scratch):
+    CONFIG = small_training.ROOT / "examples/configs/roberta-base.toml"
+    TINY = ("--set", "model.layers=1", "--set", "model.dim=32", "--set", "model.heads=2", "--set",
+            "data.vocabulary=100", "--seconds", "0.05", "--threads", "1")
+
+    def test_table(self):
+        text = lln("cost", self.CONFIG, "--attention", "softmax,lln+diag", "--tokens", "128,64",
+                   *self.TINY).stdout
+        rows = [line.split()[:2] for line in text.splitlines()]
+        self.assertEqual(rows, [["attention", "tokens"], ["softmax", "64"], ["lln+diag", "64"],
+                                ["softmax", "128"], ["lln+diag", "128"]])
+
+    def test_json(self):
+        found = json.loads(lln("cost", self.CONFIG, "--set", "train.batch=3", *self.TINY,
+                               "--json").stdout)
+        self.assertIn("lln cost", found["command"])
+        (point,) = found["points"]
+        self.assertEqual((point["attention"], point["tokens"], point["rows"]),
+                         ("lln+diag", 512, 3))
+        self.assertGreater(point["step_ms"], 0)
+        self.assertGreaterEqual(point["step_ms"], point["fastest_ms"])
+        self.assertAlmostEqual(point["tokens_per_second"], 3 * 512e3 / point["step_ms"])
+
+    def points(self, attention, tokens):
+        return json.loads(lln("cost", self.CONFIG, *self.TINY, "--set", "data.vocabulary=10",
+                              "--set", "train.precision=f32", "--attention", attention,
+                              "--tokens", tokens, "--json").stdout)["points"]
+
+    def test_memory(self):
+        # The matrix of attention does not fit at the second length: the third is not tried.
+        self.assertEqual([(p["tokens"], p.get("failure")) for p in
+                          self.points("kvt", "64,300000,310000")],
+                         [(64, None), (300000, "out of memory")])
+        small, large = (p["memory_bytes"] for p in self.points("lln", "64,20000"))
+        self.assertGreater(large - small, 20000 * 32 * 4 * 5)  # five of the tensors that it keeps
+
+    def test_wrong_input(self):
+        for arguments, code, text in (
+                (("--attention", "softmax,softmx"), 3, "did you mean softmax"),
+                (("--tokens", "0"), 2, "--tokens"),
+                (("--device", "cuda"), 5, "no CUDA device")):
+            with self.subTest(arguments=arguments):
+                self.assertIn(text, lln("cost", self.CONFIG, *self.TINY, *arguments,
+                                        expect=code).stderr)
 
 
 class Compare(Training):
@@ -240,11 +288,14 @@ class Compare(Training):
         self.assertEqual([r["attention"] for r in found["runs"]], ["lln+diag", "softmax+diag"])
         self.assertTrue(all(r["tokens_per_second"] > 0 for r in found["runs"]))
 
-        # Runs of other tasks are not compared.
+        # Runs of other tasks, or on other validation sets, are not compared.
         facts = pathlib.Path(self.runs[1], "run.json")
-        facts.write_text(facts.read_text(encoding="utf-8").replace('"mqar"', '"listops"'),
-                         encoding="utf-8")
-        self.assertIn("one task", lln("compare", *self.runs, expect=2).stderr)
+        known = facts.read_text(encoding="utf-8")
+        for key, value in (("task", "listops"), ("chance", 0.5)):
+            facts.write_text(json.dumps({**json.loads(known), key: value}), encoding="utf-8")
+            error = lln("compare", *self.runs, expect=2).stderr
+            self.assertIn(f"the {key}", error)
+            self.assertIn("are compared", error)
 
     def test_the_page(self):
         page = self.path("page.html")

@@ -8,6 +8,8 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -26,6 +28,44 @@ inline AttentionConfig config_of(const std::string& name, bool causal = false) {
           .causal = causal,
           .layer = 2,
           .seed = 11};
+}
+
+struct AttentionCase {
+  std::string name;
+  bool causal;
+};
+
+// Every entry of the zoo, with Diag where it takes it, and in its causal form where it has one.
+inline std::vector<AttentionCase> every_attention() {
+  std::vector<AttentionCase> cases;
+  for (const ZooEntry& entry : zoo()) {
+    const std::string name = entry.name;
+    std::vector<std::string> names = {name};
+    if (entry.takes_diag && !name.ends_with("+diag")) names.push_back(name + "+diag");
+    for (const std::string& one : names) {
+      if (one != name && std::ranges::any_of(zoo(), [&](const auto& e) { return e.name == one; })) {
+        continue;  // an entry of its own
+      }
+      cases.push_back({one, false});
+      if (entry.causal) cases.push_back({one, true});
+    }
+  }
+  return cases;
+}
+
+inline std::string name_of(const AttentionCase& one) {
+  std::string name = one.name + (one.causal ? "_causal" : "");
+  std::ranges::replace_if(
+      name, [](char c) { return std::isalnum(c) == 0; }, '_');
+  return name;
+}
+
+// Of an attention that is no layer of a model.
+inline AttentionConfig config_alone(const AttentionCase& one) {
+  AttentionConfig config = config_of(one.name, one.causal);
+  // Later layers of luna take the slots of the layer before.
+  if (config.name.starts_with("luna")) config.layer = 0;
+  return config;
 }
 
 inline Settings options_of(const std::string& toml) { return Settings::from_toml(toml, "test"); }

@@ -3,7 +3,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/autocast_mode.h>
 
-#include <algorithm>
 #include <map>
 
 #include "torch/zoo_cases.h"
@@ -11,45 +10,21 @@
 namespace lln_torch {
 namespace {
 
-using zoo_cases::config_of;
+using zoo_cases::AttentionCase;
+using zoo_cases::config_alone;
+using zoo_cases::every_attention;
 using zoo_cases::expect_near;
 using zoo_cases::largest_difference;
 using zoo_cases::made;
 using zoo_cases::mask_of;
+using zoo_cases::name_of;
 using zoo_cases::random_tokens;
 using zoo_cases::run;
 using zoo_cases::with_garbage;
 
-struct PropertyCase {
-  std::string name;
-  bool causal;
-};
-
-std::vector<PropertyCase> property_cases() {
-  std::vector<PropertyCase> cases;
-  for (const ZooEntry& entry : zoo()) {
-    const std::string name = entry.name;
-    std::vector<std::string> names = {name};
-    if (entry.takes_diag && !name.ends_with("+diag")) names.push_back(name + "+diag");
-    for (const std::string& one : names) {
-      if (one != name && std::ranges::any_of(zoo(), [&](const auto& e) { return e.name == one; })) {
-        continue;  // an entry of its own
-      }
-      cases.push_back({one, false});
-      if (entry.causal) cases.push_back({one, true});
-    }
-  }
-  return cases;
-}
-
-class ZooProperties : public testing::TestWithParam<PropertyCase> {
+class ZooProperties : public testing::TestWithParam<AttentionCase> {
  protected:
-  AttentionConfig config() const {
-    AttentionConfig config = config_of(GetParam().name, GetParam().causal);
-    // Later layers of luna take the slots of the layer before.
-    if (config.name.starts_with("luna")) config.layer = 0;
-    return config;
-  }
+  AttentionConfig config() const { return config_alone(GetParam()); }
 };
 
 TEST_P(ZooProperties, EveryLengthGivesFiniteRowsOfTheSameShape) {
@@ -250,14 +225,8 @@ TEST(Zoo, EntriesSayEverything) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, ZooProperties, testing::ValuesIn(property_cases()),
-                         [](const auto& made_case) {
-                           std::string name =
-                               made_case.param.name + (made_case.param.causal ? "_causal" : "");
-                           std::ranges::replace_if(
-                               name, [](char c) { return std::isalnum(c) == 0; }, '_');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(All, ZooProperties, testing::ValuesIn(every_attention()),
+                         [](const auto& made_case) { return name_of(made_case.param); });
 
 }  // namespace
 }  // namespace lln_torch
