@@ -80,6 +80,9 @@ void ProblemData::make_inputs(TensorMemory& memory) {
   };
   in_.alpha = parameter(p.heads);
   in_.beta = parameter(p.heads_k);
+  if (!p.state) return;
+  in_.state = {memory.gaussian(parameter_type(p), {p.sequences, p.heads_k, 1, p.dim}),
+               memory.gaussian(parameter_type(p), {p.sequences, p.heads_k, p.dim, p.dim_v})};
 }
 
 void ProblemData::make_lengths(TensorMemory& memory) {
@@ -142,6 +145,12 @@ void ProblemData::make_outputs(TensorMemory& memory) {
   grads_.dq = memory.zeros(p.dtype, in_.q.shape);
   grads_.dk = memory.zeros(p.dtype, in_.k.shape);
   grads_.dv = memory.zeros(p.dtype, in_.v.shape);
+  if (!p.state) return;
+  const ConstView& lse = in_.state.key_lse;
+  const ConstView& values = in_.state.channel_values;
+  grads_.dsaved = {memory.gaussian(lse.dtype, lse.shape),
+                   memory.gaussian(values.dtype, values.shape)};
+  grads_.dstate = {memory.zeros(lse.dtype, lse.shape), memory.zeros(values.dtype, values.shape)};
 }
 
 }  // namespace lln::bench

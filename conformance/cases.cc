@@ -333,6 +333,49 @@ void add_decoding(Table& table) {
   }
 }
 
+// The state of keys elsewhere is given, and in the backward a gradient of the state of all keys
+// comes back: what the pieces of a cut sequence are. Rows that read a state alone, and keys alone
+// whose state is wanted, are pieces too.
+void add_states(Table& table) {
+  constexpr std::array<const char*, 4> kForms = {"lln", "lln:causal", "lln+diag16",
+                                                 "lln+diag16:causal"};
+  for (std::size_t i = 0; i < kDims.size(); ++i) {
+    table.add(fmt::format("f32:cpu:b2h2k1n70d{}v{}:{}:state", kDims[i], rotate(kDims, i * 5 + 3),
+                          rotate(kForms, i)));
+  }
+  for (const char* kind : kForms) {
+    for (const char* type : kTypes) {
+      for (const char* feature : kFeatures) {
+        table.add(fmt::format("{}:cpu:b2h2n70d24:{}:state:feature={}", type, kind, feature));
+      }
+      table.add(fmt::format("{}:cpu:b2h2n130d16:{}:state", type, kind),
+                {.style = InputStyle::large_keys});
+    }
+    for (const KeyPattern keys :
+         {KeyPattern::lengths, KeyPattern::left_padding, KeyPattern::holes}) {
+      table.add(fmt::format("f32:cpu:b3h4k2n150d16:{}:masked:state", kind), {.keys = keys});
+      table.add(fmt::format("bf16:cpu:b3h2n67d24:{}:masked:state", kind), {.keys = keys});
+    }
+    table.add(fmt::format("f32:cpu:b1h2k1n200d16v24:{}:packed=5:state", kind),
+              {.lengths = {0, 64, 1, 0, 135}});
+    for (const std::int64_t at : {0, 63, 77, 129}) {
+      table.add(fmt::format("f32:cpu:b1h2n130d16:{}:state", kind),
+                {.style = InputStyle::spike, .spike_at = at});
+    }
+    table.add(fmt::format("f32:cpu:b2h1n0d8:{}:state", kind));
+    table.add(fmt::format("f32:cpu:b1h1n1100d8:{}:state", kind));
+    table.add(fmt::format("f32:cpu:b2h1n1100d4:{}:masked:state", kind),
+              {.keys = KeyPattern::left_padding});
+    table.add(fmt::format("f64:cpu:b2h2k1n40d8v5:{}:state", kind));
+  }
+  for (const char* tokens : {"n5m0", "n0m5", "n1m300", "n300m1", "n700m0", "n0m700"}) {
+    table.add(fmt::format("f32:cpu:b2h4k2{}d24v16:lln:state", tokens));
+    table.add(fmt::format("bf16:cpu:b2h2{}d24:lln:state:feature=elu", tokens));
+  }
+  table.add("f32:cpu:b1h2n80m120d16:lln:packed=4:state",
+            {.lengths = {30, 0, 50, 0}, .lengths_k = {0, 20, 60, 40}});
+}
+
 const char* to_string(Layout layout) {
   constexpr std::array kNames = {"bhnd", "bnhd", "gaps"};
   return kNames[static_cast<std::size_t>(layout)];
@@ -400,6 +443,7 @@ std::vector<Case> cases() {
   add_pieces(table);
   add_model_heads(table);
   add_model_blocks(table);
+  add_states(table);
   return std::move(table.cases);
 }
 

@@ -13,7 +13,7 @@
 namespace lln::conformance {
 namespace {
 
-enum Seed : std::uint64_t { kQ = 1, kK, kV, kG, kAlpha, kBeta, kMix, kLln, kDiag, kMask };
+enum Seed : std::uint64_t { kQ = 1, kK, kV, kG, kAlpha, kBeta, kMix, kLln, kDiag, kMask, kState };
 
 double largest_finite(DType dtype) {
   switch (dtype) {
@@ -91,6 +91,30 @@ Shape parameter_shape(const Case& c, std::int64_t heads) {
       return {c.problem.sequences, heads, 1, 1};
   }
   return {1, 1, 1, 1};
+}
+
+// The state of keys elsewhere, none of them in every third sequence from the second on, and the
+// gradient of the state of all keys. Keys far above or below the others are there, too, in cases
+// that have such.
+void make_states(const Case& c, DType dtype, Inputs& in) {
+  const Problem& p = c.problem;
+  in.state_lse = Tensor(dtype, {p.sequences, p.heads_k, 1, p.dim});
+  in.state_values = Tensor(dtype, {p.sequences, p.heads_k, p.dim, p.dim_v});
+  in.dsaved_lse = Tensor(dtype, in.state_lse.shape());
+  in.dsaved_values = Tensor(dtype, in.state_values.shape());
+  std::uint64_t seed = kState;
+  for (Tensor* tensor : {&in.state_lse, &in.state_values, &in.dsaved_lse, &in.dsaved_values}) {
+    const bool exponent = tensor == &in.state_lse;
+    const bool of_state = exponent || tensor == &in.state_values;
+    std::uint64_t index = 0;
+    tensor->for_each([&](std::int64_t s, std::int64_t h, std::int64_t n, std::int64_t ch) {
+      double x = normal_number(seed, index++);
+      if (exponent) x = c.style == InputStyle::large_keys ? 1e4 * x : 3 + x;
+      if (of_state && s % 3 == 1) x = exponent ? -std::numeric_limits<double>::infinity() : 0;
+      tensor->set(s, h, n, ch, static_cast<float>(x));
+    });
+    ++seed;
+  }
 }
 
 bool key_valid(const Case& c, std::int64_t batch, std::int64_t key) {
@@ -203,6 +227,7 @@ AttentionInputs Inputs::views() const {
     views.cu_seqlens_q = IndexView(std::span(cu_seqlens_q));
     views.cu_seqlens_k = IndexView(std::span(cu_seqlens_k));
   }
+  views.state = {state_lse.view(), state_values.view()};
   return views;
 }
 
@@ -230,6 +255,7 @@ Inputs make_inputs(const Case& c, DType dtype) {
       in.mix = parameter(small, weight_shape(c), kMix, 0.5, 0.4);
     }
   }
+  if (p.state) make_states(c, small, in);
   make_sequences(c, in);
   mark_keys(c, in);
   return in;
@@ -250,6 +276,10 @@ TensorSet make_outputs(const Case& c, const Inputs& in, DType dtype) {
   outputs.add("dq", Tensor(dtype, in.q.shape(), c.layout));
   outputs.add("dk", Tensor(dtype, in.k.shape(), c.layout));
   outputs.add("dv", Tensor(dtype, in.v.shape(), c.layout));
+  if (p.state) {
+    outputs.add("dstate_lse", Tensor(small, in.state_lse.shape()));
+    outputs.add("dstate_values", Tensor(small, in.state_values.shape()));
+  }
   if (c.parameter_gradients) {
     const auto like = [&](const char* name, const Tensor& input) {
       if (input.given()) outputs.add(name, Tensor(small, input.shape()));
@@ -278,6 +308,8 @@ AttentionGradients backward_views(TensorSet& outputs, const Inputs& in) {
   grads.dmix = outputs.view("dmix");
   grads.dlln_weight = outputs.view("dlln_weight");
   grads.ddiag_weight = outputs.view("ddiag_weight");
+  grads.dsaved = {in.dsaved_lse.view(), in.dsaved_values.view()};
+  grads.dstate = {outputs.view("dstate_lse"), outputs.view("dstate_values")};
   return grads;
 }
 

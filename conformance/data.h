@@ -27,6 +27,8 @@ struct Inputs {
   Tensor q, k, v, g;
   Tensor alpha, beta;
   Tensor mix, lln_weight, diag_weight;
+  Tensor state_lse, state_values;    // of keys elsewhere, where the problem has a state
+  Tensor dsaved_lse, dsaved_values;  // in its backward: the gradient of the state of all keys
   std::vector<std::int32_t> key_lengths;
   std::vector<std::uint8_t> key_mask;  // [batch, tokens_k]
   std::vector<std::int64_t> cu_seqlens_q, cu_seqlens_k;

@@ -29,6 +29,7 @@ DeviceData::DeviceData(Device device, const Inputs& in, TensorSet& outputs, std:
   to.mix = copy(in.mix);
   to.lln_weight = copy(in.lln_weight);
   to.diag_weight = copy(in.diag_weight);
+  to.state = {copy(in.state_lse), copy(in.state_values)};
   to.key_lengths = copy(from.key_lengths);
   to.cu_seqlens_q = copy(from.cu_seqlens_q);
   to.cu_seqlens_k = copy(from.cu_seqlens_k);
@@ -49,6 +50,8 @@ DeviceData::DeviceData(Device device, const Inputs& in, TensorSet& outputs, std:
   grads.dmix = output(outputs, "dmix");
   grads.dlln_weight = output(outputs, "dlln_weight");
   grads.ddiag_weight = output(outputs, "ddiag_weight");
+  grads.dsaved = {copy(in.dsaved_lse), copy(in.dsaved_values)};
+  grads.dstate = {output(outputs, "dstate_lse"), output(outputs, "dstate_values")};
 }
 
 DeviceMemory& DeviceData::place(std::span<const std::byte> bytes, std::size_t shift) {

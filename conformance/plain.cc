@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 
 #include "conformance/plain_parts.h"
@@ -76,6 +77,50 @@ struct HeadResult {
   Exponents a, u;
 };
 
+// The given state as keys behind those of k, one for each channel that holds any: its exponent is c
+// in that channel and -inf in the others. Returns which keys they are.
+std::vector<std::int64_t> add_state_keys(const Inputs& in, std::int64_t s, std::int64_t head_k,
+                                         Matrix& u, Matrix& v) {
+  std::vector<std::int64_t> keys;
+  if (!in.state_lse.given()) return keys;
+  const std::int64_t first = u.rows;
+  const auto extend = [](Matrix& m, std::int64_t rows, float value) {
+    m.rows += rows;
+    m.data.resize(static_cast<std::size_t>(m.rows * m.columns), value);
+  };
+  extend(u, u.columns, -std::numeric_limits<float>::infinity());
+  extend(v, u.columns, 0);
+  for (std::int64_t l = 0; l < u.columns; ++l) {
+    const double lse = in.state_lse.get(s, head_k, 0, l);
+    if (std::isinf(lse)) continue;
+    keys.push_back(first + l);
+    u[first + l][l] = static_cast<float>(lse);
+    for (std::int64_t c = 0; c < v.columns; ++c) {
+      v[first + l][c] = static_cast<float>(in.state_values.get(s, head_k, l, c));
+    }
+  }
+  return keys;
+}
+
+// The state after the last key: a part with all keys and no rows. In the backward its gradient goes
+// to the keys, once for all query heads of a group.
+PartResult evaluate_state(Part part, const SequenceRows& seq, std::vector<std::int64_t> keys,
+                          bool backward) {
+  part.a = Matrix(0, part.u.columns);
+  for (std::int64_t j = 0; j < seq.k_tokens; ++j) {
+    if (seq.valid[static_cast<std::size_t>(j)] != 0) keys.push_back(j);
+  }
+  part.visible = [&keys](std::int64_t, std::vector<std::int64_t>& out) { out = keys; };
+  return evaluate_factorised(part, backward);
+}
+
+void add(const Sized& from, Sized& to) {
+  for (std::size_t i = 0; i < from.value.data.size(); ++i) {
+    to.value.data[i] += from.value.data[i];
+    to.size.data[i] += from.size.data[i];
+  }
+}
+
 HeadResult evaluate_head(const Case& c, const Inputs& in, std::int64_t s, std::int64_t h) {
   const Problem& p = c.problem;
   const SequenceRows& seq = in.sequences[static_cast<std::size_t>(s)];
@@ -85,7 +130,7 @@ HeadResult evaluate_head(const Case& c, const Inputs& in, std::int64_t s, std::i
   head.q = rows_of(in.q, seq.batch, h, seq.q_begin, seq.q_tokens, nullptr);
   head.g = rows_of(in.g, seq.batch, h, seq.q_begin, seq.q_tokens, nullptr);
   head.k = rows_of(in.k, seq.batch, head_k, seq.k_begin, seq.k_tokens, seq.valid.data());
-  const Matrix v = rows_of(in.v, seq.batch, head_k, seq.k_begin, seq.k_tokens, seq.valid.data());
+  Matrix v = rows_of(in.v, seq.batch, head_k, seq.k_begin, seq.k_tokens, seq.valid.data());
   const auto weighted = [&](bool lln) {
     Matrix g = head.g;
     for (std::int64_t i = 0; i < g.rows; ++i) {
@@ -97,9 +142,9 @@ HeadResult evaluate_head(const Case& c, const Inputs& in, std::int64_t s, std::i
     }
     return g;
   };
-  const auto visible = [&p, &seq](std::int64_t block) {
-    return [&p, &seq, block](std::int64_t row, std::vector<std::int64_t>& keys) {
-      keys.clear();
+  const auto visible = [&p, &seq](std::int64_t block, std::vector<std::int64_t> everywhere = {}) {
+    return [&p, &seq, block, everywhere](std::int64_t row, std::vector<std::int64_t>& keys) {
+      keys = everywhere;
       for (std::int64_t j = seq.first_valid; j < seq.k_tokens; ++j) {
         if (seq.valid[static_cast<std::size_t>(j)] == 0 || (p.causal && j > row)) continue;
         if (block > 0 && (row < seq.first_valid ||
@@ -113,17 +158,18 @@ HeadResult evaluate_head(const Case& c, const Inputs& in, std::int64_t s, std::i
   if (p.has_lln()) {
     head.a = exponents(p, head.q, broadcast(in.alpha, s, h, 0, 0));
     head.u = exponents(p, head.k, broadcast(in.beta, s, head_k, 0, 0));
-    const Part part{p.dtype, true, head.a.value, head.u.value, v, weighted(true), visible(0)};
+    Matrix u = head.u.value;
+    const std::vector<std::int64_t> of_state = add_state_keys(in, s, head_k, u, v);
+    Part part{p.dtype, true, head.a.value, u, v, weighted(true), visible(0, of_state)};
     head.lln = p.causal ? evaluate_rows(part, backward) : evaluate_factorised(part, backward);
-    if (p.causal && c.saved && !backward) {  // the state after the last key
-      Part last = part;
-      last.a = Matrix(0, p.dim);
-      last.visible = [&seq](std::int64_t, std::vector<std::int64_t>& keys) {
-        for (std::int64_t j = 0; j < seq.k_tokens; ++j) {
-          if (seq.valid[static_cast<std::size_t>(j)] != 0) keys.push_back(j);
-        }
-      };
-      PartResult state = evaluate_factorised(last, false);
+    if (backward && p.state && h % (p.heads / p.heads_k) == 0) {
+      part.dlse = rows_of(in.dsaved_lse, s, head_k, 0, 1, nullptr);
+      part.dvalues = rows_of(in.dsaved_values, s, head_k, 0, p.dim, nullptr);
+      const PartResult state = evaluate_state(part, seq, of_state, true);
+      add(state.du, head.lln.du);
+      add(state.dv, head.lln.dv);
+    } else if (p.causal && c.saved && !backward) {
+      PartResult state = evaluate_state(part, seq, of_state, false);
       head.lln.lse = std::move(state.lse);
       head.lln.channel_values = std::move(state.channel_values);
     }
@@ -263,6 +309,14 @@ class Collector {
         const auto lln = at(head.lln.dv, j, ch);
         const auto dot = at(head.dot.dv, j, ch);
         put("dv", seq.batch, head_k, n, ch, lln.first + dot.first, lln.second + dot.second);
+      }
+    }
+    for (std::int64_t l = 0; p.state && l < p.dim; ++l) {  // keys of the given state
+      const auto lse = at(head.lln.du, seq.k_tokens + l, l);
+      put("dstate_lse", s, head_k, 0, l, lse.first, lse.second);
+      for (std::int64_t ch = 0; ch < p.dim_v; ++ch) {
+        const auto values = at(head.lln.dv, seq.k_tokens + l, ch);
+        put("dstate_values", s, head_k, l, ch, values.first, values.second);
       }
     }
   }

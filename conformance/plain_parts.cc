@@ -126,6 +126,21 @@ void backward_query(const Part& part, std::int64_t i, const std::vector<float>& 
   }
 }
 
+// What the gradient of the state itself adds to them: dC, and C . dC - dc.
+void add_state_gradient(const Part& part, const PartResult& result, QuerySums& sums) {
+  for (std::int64_t l = 0; l < part.u.columns; ++l) {
+    sums.shares.value[0][l] -= part.dlse[0][l];
+    sums.shares.size[0][l] += std::abs(part.dlse[0][l]);
+    for (std::int64_t c = 0; c < part.v.columns; ++c) {
+      const float d = part.dvalues[l][c];
+      sums.values.value[l][c] += d;
+      sums.values.size[l][c] += std::abs(d);
+      sums.shares.value[0][l] += d * result.channel_values.value[l][c];
+      sums.shares.size[0][l] += std::abs(d) * result.channel_values.size[l][c];
+    }
+  }
+}
+
 void backward_keys(const Part& part, const KeyState& state, QuerySums& sums, PartResult& result) {
   round_all(part.dtype, sums.values.value);
   round_all(part.dtype, sums.shares.value);
@@ -254,6 +269,7 @@ PartResult evaluate_factorised(const Part& part, bool backward) {
     if (backward) backward_query(part, i, w, result, sums);
   }
   round_all(part.dtype, result.o.value);
+  if (backward && part.dlse.rows > 0) add_state_gradient(part, result, sums);
   if (backward) backward_keys(part, state, sums, result);
   return result;
 }

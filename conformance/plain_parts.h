@@ -37,6 +37,9 @@ struct Part {
   Matrix a, u, v, g;
   // The keys that a row sees, in order. For the factorised form: those that all rows see.
   std::function<void(std::int64_t row, std::vector<std::int64_t>& keys)> visible;
+  // Of the factorised form: the gradient of the state of its keys, [1, dim] and [dim, dim_v], where
+  // there is one.
+  Matrix dlse = {}, dvalues = {};
 };
 
 struct PartResult {

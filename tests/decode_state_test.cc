@@ -377,6 +377,11 @@ TEST_F(Refusals, NameEveryFaultAndChangeNothing) {
   expect("key_mask is given: decoding takes key_lengths alone",
          [&] { state->append(in, o.view()); });
   in = good;
+  const Tensor lse(DType::f32, {1, 2, 1, 8});
+  const Tensor values(DType::f32, {1, 2, 8, 8});
+  in.state = {lse.view(), values.view()};
+  expect("state is given: a decode state holds its own", [&] { state->append(in, o.view()); });
+  in = good;
   const std::int32_t ends[] = {0, 6};
   in.cu_seqlens_q = IndexView(std::span<const std::int32_t>(ends));
   expect("packed sequences are given", [&] { state->append(in, o.view()); });

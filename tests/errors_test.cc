@@ -248,6 +248,31 @@ TEST(Errors, CrossAttentionOfCausalAndDiag) {
   expect_error(call, {"block-diagonal attention needs as many keys as queries"});
 }
 
+TEST(Errors, StatesOfOtherKeys) {
+  float number = 0;
+  BrokenCall shape("forward:f32:cpu:b2h4k2n6d3v5:lln:state");
+  shape.in.state.key_lse.shape[3] = 2;
+  shape.in.state.channel_values.dtype = DType::f64;
+  expect_error(shape, {"state.key_lse has shape [2, 2, 1, 2]: expected [2, 2, 1, 3]",
+                       "state.channel_values is f64: expected f32"});
+  BrokenCall half("backward:f32:cpu:b2h4k2n6d3v5:lln:state");
+  half.in.state.key_lse = {};
+  half.grads.dsaved.channel_values = {};
+  half.grads.dstate.key_lse = {};
+  expect_error(half, {"state.key_lse and state.channel_values go together",
+                      "dsaved.key_lse and dsaved.channel_values go together",
+                      "dstate.key_lse and dstate.channel_values go together"});
+  BrokenCall unasked("backward:f32:cpu:b2h4k2n6d3v5:lln:state");
+  unasked.in.state = {};
+  expect_error(unasked, {"dstate is asked for but state is not given"});
+  BrokenCall kind("forward:f32:cpu:b2h4k2n6d3v5:softmax");
+  kind.in.state = {view(&number, {2, 2, 1, 3}), view(&number, {2, 2, 3, 5})};
+  expect_error(kind, {"state belongs to LLN"});
+  BrokenCall overlap("forward:f32:cpu:b2h4k2n6d3v5:lln:state");
+  overlap.out.saved = {overlap.inputs.state_lse.view(), overlap.inputs.state_values.view()};
+  expect_error(overlap, {"saved.key_lse and state.key_lse start at the same address"});
+}
+
 TEST(Errors, SavedStateAndGradients) {
   float number = 0;
   BrokenCall half;

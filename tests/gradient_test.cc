@@ -22,16 +22,25 @@ constexpr Exec kReference{.kernel = "reference"};
 double loss(const Case& backward, const Inputs& in) {
   Case forward = backward;
   forward.problem.op = Op::forward;
+  forward.saved = backward.problem.state;
   const TensorSet outputs = run(forward, in, kReference);
-  const Tensor& o = outputs.at("o");
   double sum = 0;
-  o.for_each([&](std::int64_t b, std::int64_t h, std::int64_t n, std::int64_t c) {
-    sum += o.get(b, h, n, c) * in.g.get(b, h, n, c);
-  });
+  const auto add = [&](const Tensor& output, const Tensor& gradient) {
+    output.for_each([&](std::int64_t b, std::int64_t h, std::int64_t n, std::int64_t c) {
+      const double x = output.get(b, h, n, c);
+      if (std::isfinite(x)) sum += x * gradient.get(b, h, n, c);  // c of no keys is -inf
+    });
+  };
+  add(outputs.at("o"), in.g);
+  if (forward.saved) {
+    add(outputs.at("key_lse"), in.dsaved_lse);
+    add(outputs.at("channel_values"), in.dsaved_values);
+  }
   return sum;
 }
 
-// Keys that are not valid hold NaN, are never read, and must have zero gradients.
+// Keys that are not valid hold NaN, are never read, and must have zero gradients; so must an empty
+// state, whose c = -inf takes no step.
 void expect_gradient(const Case& c, Inputs& in, Tensor& input, const Tensor& gradient,
                      const std::string& name) {
   constexpr double kStep = 1e-5;       // truncation about kStep^2, rounding about 1e-16 / kStep
@@ -39,7 +48,7 @@ void expect_gradient(const Case& c, Inputs& in, Tensor& input, const Tensor& gra
   input.for_each([&](std::int64_t b, std::int64_t h, std::int64_t n, std::int64_t ch) {
     const double x = input.get(b, h, n, ch);
     double expected = 0;
-    if (!std::isnan(x)) {
+    if (std::isfinite(x)) {
       input.set(b, h, n, ch, x + kStep);
       const double above = loss(c, in);
       input.set(b, h, n, ch, x - kStep);
@@ -64,7 +73,9 @@ void expect_gradients(Case c) {
                                                     {"dbeta", &in.beta},
                                                     {"dmix", &in.mix},
                                                     {"dlln_weight", &in.lln_weight},
-                                                    {"ddiag_weight", &in.diag_weight}};
+                                                    {"ddiag_weight", &in.diag_weight},
+                                                    {"dstate_lse", &in.state_lse},
+                                                    {"dstate_values", &in.state_values}};
   for (const auto& [name, input] : inputs) {
     if (input->given()) expect_gradient(c, in, *input, found.at(name), name);
   }
@@ -126,6 +137,27 @@ TEST(Gradient, MasksAndPackedSequences) {
     c.lengths = {3, 0, 1, 4};
     expect_gradients(c);
   }
+}
+
+// Of the given state, and of everything else where the state of all keys has a gradient of its own.
+TEST(Gradient, States) {
+  for (const std::string kind : {"lln", "lln:causal", "lln+diag3", "lln+diag3:causal"}) {
+    for (const std::string feature : {"exp", "elu", "softplus"}) {
+      expect_gradients(
+          make_case("backward:f64:cpu:b2h2k1n6d3v2:" + kind + ":state:feature=" + feature));
+    }
+    for (const KeyPattern keys :
+         {KeyPattern::lengths, KeyPattern::left_padding, KeyPattern::holes}) {
+      Case c = make_case("backward:f64:cpu:b2h1n7d2:" + kind + ":masked:state");
+      c.keys = keys;
+      expect_gradients(c);
+    }
+    Case c = make_case("backward:f64:cpu:b1h2k1n8d2:" + kind + ":packed=4:state");
+    c.lengths = {3, 0, 1, 4};
+    expect_gradients(c);
+  }
+  expect_gradients(make_case("backward:f64:cpu:b2h2k1n5m0d3v2:lln:state"));
+  expect_gradients(make_case("backward:f64:cpu:b2h2k1n0m5d3v2:lln:state"));
 }
 
 }  // namespace

@@ -51,6 +51,7 @@ TEST(Problem, PrintsWhatItReads) {
         "append:f16:cuda:b1h1n1d1:diag3", "step:f32:cuda:7:b1h2n5m0d7v8:softmax",
         "train:f64:cpu:b0h1n0d256:lln:masked:feature=softplus",
         "forward:f32:cpu:b1h1n10d4:lln:causal:packed=3:feature=power0.5",
+        "backward:f32:cpu:b1h1n10d4:lln:causal:masked:state:feature=elu",
         "forward:f32:cpu:b1h1n10d4:softmax:packed"}) {
     EXPECT_EQ(to_string(parse_problem(text)), text);
   }
@@ -100,6 +101,8 @@ constexpr Wrong kWrong[] = {
     {"forward:f32:cpu:b1h1n2m3d1:diag2", "block-diagonal attention needs as many keys as queries"},
     {"forward:f32:cpu:b1h1n2d1:softmax:feature=elu",
      "feature elu belongs to LLN; softmax has none"},
+    {"forward:f32:cpu:b1h1n2d1:diag2:state", "a state of keys belongs to LLN; diag2 has none"},
+    {"append:f32:cpu:b1h1n2d1:lln:state", "decoding keeps a state of its own"},
     {"forward:f32:cpu:b2h1n2d1:lln:packed", "packed sequences need batch 1: batch 2"},
     {"forward:f32:cpu:b1h1n2d1:lln:packed:masked", "packed sequences take no key mask"},
     {"forward:f32:cpu:b9000000000h1n9000000000d256:lln", "elements is too large"},
@@ -186,10 +189,18 @@ TEST(Problem, RandomPartsRoundTrip) {
   const char* const letters[] = {"b", "h", "k", "n", "m", "d", "v"};
   const char* const numbers[] = {"0", "1", "2", "64", "256", "1000000", "9223372036854775807", ""};
   const char* const kinds[] = {"lln", "diag1", "diag64", "lln+diag7", "softmax", "diag"};
-  const char* const flags[] = {
-      "causal",          "packed",      "packed=0",      "packed=5",          "masked",
-      "feature=exp",     "feature=elu", "feature=power", "feature=power1e-3", "feature=power3.25",
-      "feature=powerinf"};
+  const char* const flags[] = {"causal",
+                               "packed",
+                               "packed=0",
+                               "packed=5",
+                               "masked",
+                               "state",
+                               "feature=exp",
+                               "feature=elu",
+                               "feature=power",
+                               "feature=power1e-3",
+                               "feature=power3.25",
+                               "feature=powerinf"};
   int accepted = 0;
   for (int round = 0; round < kRounds; ++round) {
     std::string text = pick(ops) + ":" + pick(types) + ":" + pick(devices) + ":n2d4";

@@ -5,6 +5,10 @@
 //   Diag     softmax(q k^T / sqrt(dim)) inside consecutive blocks of tokens, nothing across
 //   LLN+Diag w1 * LLN + w2 * Diag
 //
+// A long sequence may be cut into pieces, each with its own calls: the keys of a piece become a
+// state (AttentionSaved), states of pieces merge, and rows read what they are given of them
+// (AttentionInputs::state). Both halves have gradients, with that of the state between them.
+//
 // Rows without a valid key are zero and have zero gradients. LLN does not overflow for any finite
 // input; the scores q . k of Diag and softmax must be finite in f32.
 // All calls may run at the same time on different outputs; outputs must not overlap inputs.
@@ -27,6 +31,23 @@ struct AttentionOptions {
 };
 
 // Below, S is the number of sequences: the batch, or when packed the number of packed sequences.
+
+// The state of a set of keys, all that LLN needs to know of them: nothing of the size of the
+// sequence. f64 with f64 tensors. No keys are key_lse = -inf and channel_values = 0. The states of
+// two sets become that of their union by
+//   key_lse = logaddexp(c1, c2),  channel_values = exp(c1 - key_lse) C1 + exp(c2 - key_lse) C2.
+struct AttentionSaved {
+  View key_lse = {};  // f32 [S, heads_k, 1, dim]: c_l = logsumexp over keys of ln phi(beta k_jl)
+  View channel_values = {};  // f32 [S, heads_k, dim, dim_v]: C = softmax over keys of that, times v
+};
+
+// The same, or the gradient of one, to be read.
+struct AttentionState {
+  ConstView key_lse = {};
+  ConstView channel_values = {};
+  bool given() const noexcept { return key_lse.given() || channel_values.given(); }
+};
+
 struct AttentionInputs {
   ConstView q = {};  // [batch, heads, tokens, dim]
   ConstView k = {};  // [batch, heads_k, tokens_k, dim]
@@ -52,19 +73,18 @@ struct AttentionInputs {
   // may be empty. The first entry is 0, the last the number of tokens.
   IndexView cu_seqlens_q = {};  // [S + 1]
   IndexView cu_seqlens_k = {};  // [S + 1]
-};
 
-// What the backward pass of LLN can reuse; nothing of the size of the sequence. f64 with f64
-// tensors. Written by the bidirectional forward; in the causal one it is the state after the last
-// token.
-struct AttentionSaved {
-  View key_lse = {};  // f32 [S, heads_k, 1, dim]: c_l = logsumexp over keys of ln phi(beta k_jl)
-  View channel_values = {};  // f32 [S, heads_k, dim, dim_v]: C = softmax over keys of that, times v
+  // Optional, of LLN: keys that are not in k and v, which every row sees, causal or not, beside
+  // those of k. Channels with key_lse = -inf hold no keys, and nothing else of them is read. With
+  // no tokens in k the rows read this state alone. Diag does not see these keys.
+  AttentionState state = {};
 };
 
 struct AttentionOutputs {
-  View o = {};                // [batch, heads, tokens, dim_v]
-  AttentionSaved saved = {};  // optional, both or none
+  View o = {};  // [batch, heads, tokens, dim_v]
+  // Optional, both or none: the state of all keys, those of the given state and those of k. The
+  // bidirectional backward can reuse it. With no tokens in q it is all that is computed.
+  AttentionSaved saved = {};
 };
 
 struct AttentionGradients {
@@ -72,10 +92,14 @@ struct AttentionGradients {
   // From the bidirectional forward of the same inputs; recomputed where not given. The causal
   // backward needs the states inside the sequence and recomputes them always.
   AttentionSaved saved = {};
+  // Optional, both or none: dL/d of the state that the forward saved, where something depends on
+  // it. Nothing is read of channels without keys.
+  AttentionState dsaved = {};
   View dq = {}, dk = {}, dv = {};  // shaped like q, k, v
   // On request, shaped and typed like the inputs that they belong to.
   View dalpha = {}, dbeta = {};
   View dmix = {}, dlln_weight = {}, ddiag_weight = {};
+  AttentionSaved dstate = {};  // of the given state, both or none; zero in channels without keys
 };
 
 // Check everything once and say what the call computes; throw one Error naming every fault.

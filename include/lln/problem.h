@@ -8,7 +8,7 @@
 //   shape  b batch, h query heads, k key heads (h), n query tokens, m key tokens (n), d channels of
 //          q and k, v channels of v (d); what stands in parentheses is taken where it is omitted
 //   kind   lln | diagB | lln+diagB | softmax     B is the block size
-//   flags  causal, packed or packed=SEQUENCES, masked, feature=exp|elu|relu|softplus|powerP
+//   flags  causal, packed or packed=SEQUENCES, masked, state, feature=exp|elu|relu|softplus|powerP
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -48,6 +48,8 @@ struct Problem {
   std::int64_t sequences = 1;  // packed: how many; otherwise equal to batch
   Feature feature = Feature::exp;
   float power = 2;  // of Feature::power
+  // The state of other keys is given, or in the backward the gradient of the state of all keys.
+  bool state = false;
 
   bool has_lln() const noexcept { return kind == Kind::lln || kind == Kind::lln_diag; }
   bool has_diag() const noexcept { return kind == Kind::diag || kind == Kind::lln_diag; }

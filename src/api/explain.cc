@@ -47,10 +47,18 @@ struct Sizes {
   double pairs;  // that the block-diagonal part or softmax weighs
 };
 
+// Of one state of every sequence and key head, in f32 (f64 with f64 tensors).
+double state_bytes(const Problem& p) {
+  const double numbers = static_cast<double>(p.sequences * p.heads_k) * static_cast<double>(p.dim) *
+                         static_cast<double>(p.dim_v + 1);
+  return numbers * (p.dtype == DType::f64 ? 8 : 4);
+}
+
 Cost forward_cost(const Problem& p) {
   const Sizes s(p);
   Cost cost;
   cost.bytes = (s.q_rows + s.k_rows) * (s.d + s.dv) * s.bytes;
+  if (p.state) cost.bytes += state_bytes(p);
   if (p.has_lln()) cost.flops += 2 * (s.q_rows + s.k_rows) * s.d * s.dv;
   cost.flops += 2 * s.pairs * (s.d + s.dv);
   return cost;
@@ -60,6 +68,7 @@ Cost backward_cost(const Problem& p) {
   const Sizes s(p);
   Cost cost;
   cost.bytes = (s.q_rows * (2 * s.d + s.dv) + s.k_rows * 2 * (s.d + s.dv)) * s.bytes;
+  if (p.state) cost.bytes += 3 * state_bytes(p);  // the state, its gradient, that of all keys
   if (p.has_lln()) cost.flops += 4 * (s.q_rows + s.k_rows) * s.d * s.dv;
   cost.flops += 2 * s.pairs * (3 * s.d + 2 * s.dv);
   return cost;
@@ -84,6 +93,9 @@ std::string refusal_of(const Kernel& kernel, const Problem& problem) {
     if (std::string refusal = cuda::device_refusal(problem.device.index); !refusal.empty()) {
       return refusal;
     }
+  }
+  if (problem.state && !kernel.takes_state) {
+    return "takes no state of other keys and no gradient of a state";
   }
   return kernel.refusal(problem);
 }

@@ -59,6 +59,7 @@ struct Kernel {
   std::size_t (*workspace_bytes)(const Problem&, int workers);
   void (*run)(const Call&);
   DeviceKind device = DeviceKind::cpu;  // where its tensors are; the lists set it
+  bool takes_state = false;             // problems with `state`, whose views it may not ignore
 };
 
 // Ordered lists: the first kernel that does not refuse runs; the reference is last. Decoding has

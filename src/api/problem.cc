@@ -99,6 +99,8 @@ void parse_flag(std::string_view text, std::string_view flag, std::vector<std::s
     p.causal = true;
   } else if (flag == "masked") {
     p.masked = true;
+  } else if (flag == "state") {
+    p.state = true;
   } else if (flag == "packed") {
     p.packed = true;
   } else if (flag.starts_with("packed=")) {
@@ -109,8 +111,8 @@ void parse_flag(std::string_view text, std::string_view flag, std::vector<std::s
   } else if (flag.starts_with("feature=")) {
     parse_feature(flag.substr(8), p.feature, p.power);
   } else {
-    fail(text, fmt::format("unknown flag '{}': expected causal, packed, packed=SEQUENCES, masked "
-                           "or feature=NAME",
+    fail(text, fmt::format("unknown flag '{}': expected causal, packed, packed=SEQUENCES, "
+                           "masked, state or feature=NAME",
                            flag));
   }
 }
@@ -205,10 +207,14 @@ std::vector<std::string> problem_faults(const Problem& p) {
   }
   expect(std::isfinite(p.power) && p.power > 0, "the power must be positive and finite: {}",
          p.power);
+  if (p.state && !p.has_lln()) {
+    expect(false, "a state of keys belongs to LLN; {} has none", kind_text(p));
+  }
   expect(!p.packed || p.batch == 1, "packed sequences need batch 1: batch {}", p.batch);
   expect(!(p.packed && p.masked), "packed sequences take no key mask and no key lengths");
   if (decoding) {
     expect(!p.causal, "decoding is causal without the flag");
+    expect(!p.state, "decoding keeps a state of its own and takes no other");
     expect(!p.packed, "decoding takes a batch of sequences, not packed ones");
     expect(p.op != Op::append || p.tokens == p.tokens_k || p.tokens == 0,
            "an append has a row for each new key or none: {} rows, {} keys", p.tokens, p.tokens_k);
@@ -285,6 +291,7 @@ std::string to_string(const Problem& p) {
   if (p.causal) text += ":causal";
   if (p.packed) text += p.sequences == 1 ? ":packed" : fmt::format(":packed={}", p.sequences);
   if (p.masked) text += ":masked";
+  if (p.state) text += ":state";
   if (p.feature == Feature::power) {
     text += fmt::format(":feature=power{}", p.power);
   } else if (p.feature != Feature::exp) {

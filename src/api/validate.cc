@@ -12,6 +12,21 @@
 namespace lln {
 namespace {
 
+// Of a state of keys, for texts.
+struct StateNames {
+  const char* both;
+  const char* key_lse;
+  const char* channel_values;
+};
+constexpr StateNames kState{"state", "state.key_lse", "state.channel_values"};
+constexpr StateNames kSaved{"saved", "saved.key_lse", "saved.channel_values"};
+constexpr StateNames kSavedGradient{"dsaved", "dsaved.key_lse", "dsaved.channel_values"};
+constexpr StateNames kStateGradient{"dstate", "dstate.key_lse", "dstate.channel_values"};
+
+AttentionState readable(const AttentionSaved& saved) {
+  return {saved.key_lse, saved.channel_values};
+}
+
 class Checker {
  public:
   Checker(const AttentionInputs& in, const AttentionOptions& options, Op op)
@@ -35,6 +50,7 @@ class Checker {
     p.sequences = p.packed ? std::max<std::int64_t>(in.cu_seqlens_q.count - 1, 0) : p.batch;
     p.feature = options.feature;
     if (p.feature == Feature::power) p.power = options.power;
+    p.state = in.state.given();
   }
 
   // A call of a decode state, whose configuration says what the shapes must be.
@@ -56,6 +72,7 @@ class Checker {
     p.tokens = !rows_ ? 0 : keys_ ? p.tokens_k : in.q.shape[2];
     p.packed = false;
     p.masked = in.key_lengths.given();
+    p.state = false;
   }
 
   void check_inputs() {
@@ -77,6 +94,37 @@ class Checker {
       faults_.mask("key_mask", in_.key_mask, p.batch, p.tokens_k, p.device);
     }
     if (p.packed) check_packing();
+    state_input(kState, in_.state);
+  }
+
+  // A state, or its gradient, that is read.
+  void state_input(const StateNames& names, const AttentionState& state) {
+    if (!goes_together(names, state)) return;
+    const Problem& p = problem_;
+    faults_.input(names.key_lse, state.key_lse, {p.sequences, p.heads_k, 1, p.dim},
+                  parameter_type(), p.device);
+    faults_.input(names.channel_values, state.channel_values,
+                  {p.sequences, p.heads_k, p.dim, p.dim_v}, parameter_type(), p.device);
+  }
+
+  // The same that is written.
+  void state_output(const StateNames& names, const AttentionSaved& state) {
+    if (!goes_together(names, readable(state))) return;
+    const Problem& p = problem_;
+    output(names.key_lse, state.key_lse, {p.sequences, p.heads_k, 1, p.dim}, parameter_type());
+    output(names.channel_values, state.channel_values, {p.sequences, p.heads_k, p.dim, p.dim_v},
+           parameter_type());
+  }
+
+  // The states of a backward beside the given one: what was saved, its gradient, and the gradient
+  // of the given one.
+  void state_gradients(const AttentionGradients& grads) {
+    problem_.state = problem_.state || grads.dsaved.given();
+    state_input(kSaved, readable(grads.saved));
+    state_input(kSavedGradient, grads.dsaved);
+    if (!readable(grads.dstate).given()) return;
+    if (!in_.state.given()) fault("dstate is asked for but state is not given");
+    state_output(kStateGradient, grads.dstate);
   }
 
   // What a decode state has no use for.
@@ -88,6 +136,7 @@ class Checker {
       fault("o is given without q: rows need queries");
     }
     if (in_.key_mask.given()) fault("key_mask is given: decoding takes key_lengths alone");
+    if (in_.state.given()) fault("state is given: a decode state holds its own");
     if (in_.cu_seqlens_q.given() || in_.cu_seqlens_k.given()) {
       fault("packed sequences are given: decoding takes a batch of them");
     }
@@ -103,20 +152,6 @@ class Checker {
 
   void output(const char* name, const View& view, const Shape& shape, DType dtype) {
     faults_.output(name, view, shape, dtype, problem_.device);
-  }
-
-  void saved(const AttentionSaved& saved) {
-    const bool any = saved.key_lse.given() || saved.channel_values.given();
-    if (!any) return;
-    const Problem& p = problem_;
-    if (!p.has_lln()) fault("saved belongs to LLN; this kind has no key_lse and channel_values");
-    if (!saved.key_lse.given() || !saved.channel_values.given()) {
-      fault("saved.key_lse and saved.channel_values go together: one of them is not given");
-      return;
-    }
-    output("saved.key_lse", saved.key_lse, {p.sequences, p.heads_k, 1, p.dim}, parameter_type());
-    output("saved.channel_values", saved.channel_values, {p.sequences, p.heads_k, p.dim, p.dim_v},
-           parameter_type());
   }
 
   // A gradient on request: shaped like the input that it belongs to.
@@ -165,6 +200,19 @@ class Checker {
     }
     fault(fmt::format("{} is not given: LLN needs it, {} of shape [{} or 1, {} or 1, 1, 1]", name,
                       to_string(parameter_type()), problem_.sequences, heads));
+  }
+
+  // Whether both halves of a state are given; a fault where one is, or where there is no LLN.
+  bool goes_together(const StateNames& names, const AttentionState& state) {
+    if (!state.given()) return false;
+    if (!problem_.has_lln()) {
+      fault(fmt::format("{} belongs to LLN; this kind has no key_lse and channel_values",
+                        names.both));
+    }
+    if (state.key_lse.given() && state.channel_values.given()) return true;
+    fault(fmt::format("{} and {} go together: one of them is not given", names.key_lse,
+                      names.channel_values));
+    return false;
   }
 
   void check_weights() {
@@ -286,7 +334,7 @@ CheckedCall check_forward(const AttentionInputs& in, const AttentionOutputs& out
   checker.check_inputs();
   const Problem& p = checker.problem();
   checker.output("o", out.o, {p.batch, p.heads, p.tokens, p.dim_v}, p.dtype);
-  checker.saved(out.saved);
+  checker.state_output(kSaved, out.saved);
   CheckedCall checked = checker.finish("attention_forward");
   checked.call.out = out;
   return checked;
@@ -298,10 +346,10 @@ CheckedCall check_backward(const AttentionInputs& in, const AttentionGradients& 
   checker.check_inputs();
   const Problem& p = checker.problem();
   checker.gradient_input(grads.g);
+  checker.state_gradients(grads);
   checker.output("dq", grads.dq, {p.batch, p.heads, p.tokens, p.dim}, p.dtype);
   checker.output("dk", grads.dk, {p.batch, p.heads_k, p.tokens_k, p.dim}, p.dtype);
   checker.output("dv", grads.dv, {p.batch, p.heads_k, p.tokens_k, p.dim_v}, p.dtype);
-  checker.saved(grads.saved);
   const bool lln = p.has_lln();
   const bool mixture = p.kind == Kind::lln_diag;
   checker.parameter_gradient("dalpha", grads.dalpha, "alpha", in.alpha, lln);

@@ -55,10 +55,13 @@ class Backward : KernelRun<BackwardLayout> {
     }
     for_heads(wave, [&](const HeadWork& work, std::int64_t h, int) {
       const GradientState& s = layout_.states[h];
+      const KeyHead head = key_head(work);
       if (saved) {
-        load_state(call_.grads.saved, key_head(work), dims_, s.state);
+        load_state({call_.grads.saved.key_lse, call_.grads.saved.channel_values}, head, dims_,
+                   s.state);
       } else {
-        join_segments(dims_, &layout_.key_sums[work.first_key_slot], work.keys.count(), s.state);
+        join_segments(call_, head, dims_, &layout_.key_sums[work.first_key_slot], work.keys.count(),
+                      s.state);
       }
       transpose(s.state.values, dims_.dvp, dims_.dp, dims_.dvp, s.transposed, dims_.dp);
     });
@@ -97,6 +100,9 @@ class Backward : KernelRun<BackwardLayout> {
         add_scaled(s.sums.t, part.t, dims_.dp, 1.0F, true);
         add_scaled(s.sums.dvalues, part.dvalues, dims_.state(), 1.0F, true);
       }
+      const KeyHead head = key_head(work);
+      add_saved_gradient(call_, head, dims_, s.state, s.sums);
+      store_state_gradient(call_, head, dims_, s.state.c, s.sums);
       transpose(s.sums.dvalues, dims_.dvp, dims_.dp, dims_.dvp, s.dtransposed, dims_.dp);
     });
   }

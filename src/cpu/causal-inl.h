@@ -333,12 +333,18 @@ HWY_INLINE void add_chunk(const Dims& dims, const KeyHead& head, Range chunk, Ra
   add_keys(dims, t.keys, t.values, chunk.size(), sums);
 }
 
+// The chunks of a segment. Like segments and diagonal blocks they are counted from the first valid
+// key.
+HWY_INLINE Grid chunks_of(const Dims& dims, const KeyHead& head, Range segment) {
+  return {segment, head.sequence->key_first, dims.chunk};
+}
+
 // starts[i] = the state of all keys before chunk i of a segment; `prefix` is the one before the
 // segment.
 HWY_INLINE void chunk_starts(const Dims& dims, const KeyHead& head, Range segment,
                              const State& prefix, const CausalTiles& t, const State* starts) {
   reset(t.sums, dims);
-  const Grid chunks(segment, segment.begin, dims.chunk);
+  const Grid chunks = chunks_of(dims, head, segment);
   for (std::int64_t i = 0; i < chunks.count(); ++i) {
     join(dims, &prefix, t.sums, starts[i]);
     if (i + 1 < chunks.count()) add_chunk(dims, head, chunks[i], chunks[i + 1], t, t.sums);
@@ -349,15 +355,10 @@ HWY_INLINE void chunk_starts(const Dims& dims, const KeyHead& head, Range segmen
 HWY_INLINE void sum_segment(const Dims& dims, const KeyHead& head, Range segment,
                             const CausalTiles& t, const KeySums& sums) {
   reset(sums, dims);
-  const Grid chunks(segment, segment.begin, dims.chunk);
+  const Grid chunks = chunks_of(dims, head, segment);
   for (std::int64_t i = 0; i < chunks.count(); ++i) {
     add_chunk(dims, head, chunks[i], i + 1 < chunks.count() ? chunks[i + 1] : Range{}, t, sums);
   }
-}
-
-HWY_INLINE void clear(const State& state, const Dims& dims) {
-  std::fill(state.c, state.c + dims.dp, kNegInf);
-  std::fill(state.values, state.values + dims.state(), 0.0F);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -35,28 +35,34 @@ class CausalBackward : KernelRun<CausalBackwardLayout> {
   }
 
  private:
+  // The state after the last token has a gradient: it stands for rows beyond all segments.
+  bool has_end() const { return call_.grads.dsaved.given(); }
+
   // One worker walks a head.
   void run_heads(const Wave& all) {
-    const std::int64_t longest = ceil_div(p_.tokens, kCausalSegmentTokens);
+    const std::int64_t longest = longest_causal_segments(p_);
     for_heads(all, [&](const HeadWork& work, std::int64_t, int worker) {
       const KeyHead head = key_head(work);
       const CausalTiles& t = layout_.causal[worker];
       const CausalGradientTiles& gradient = layout_.gradient[worker];
       State* const states = layout_.states.data() + worker * longest;
+      const State* const end = has_end() ? &layout_.ends[worker] : nullptr;
       const std::int64_t count = work.rows.count();
       zero_unused(head, worker);
-      if (count > 0) clear(states[0], dims_);
-      for (std::int64_t i = 0; i + 1 < count; ++i) {
+      begin_states(head, count, states, end);
+      for (std::int64_t i = 0; i + (end == nullptr ? 1 : 0) < count; ++i) {
         sum_segment(dims_, head, work.rows[i], t, t.sums);
-        join(dims_, &states[i], t.sums, states[i + 1]);
+        join(dims_, &states[i], t.sums, i + 1 == count ? *end : states[i + 1]);
       }
+      begin_beyond(head, end, gradient.beyond);
       for (std::int64_t i = count - 1; i >= 0; --i) {
         const bool last = i + 1 == count;
-        const float* const c_end = last ? nullptr : states[i + 1].c;
-        walk_back(work, i, {states[i], c_end, last ? nullptr : &gradient.beyond}, LeafOutputs::all,
-                  worker);
+        const float* const c_end = !last ? states[i + 1].c : end != nullptr ? end->c : nullptr;
+        walk_back(work, i, {states[i], c_end, c_end == nullptr ? nullptr : &gradient.beyond},
+                  LeafOutputs::all, worker);
         add_beyond(states[i].c, c_end, gradient.later, gradient.beyond);
       }
+      store_state_gradient(call_, head, dims_, /*c=*/nullptr, gradient.beyond);
     });
   }
 
@@ -64,56 +70,83 @@ class CausalBackward : KernelRun<CausalBackwardLayout> {
   // first two.
   void run_segments(const Wave& all) {
     for_row_segments(all, [&](const HeadWork& work, std::int64_t, std::int64_t i, int worker) {
-      if (i + 1 == work.rows.count()) return;
+      if (!has_end() && i + 1 == work.rows.count()) return;
       sum_segment(dims_, key_head(work), work.rows[i], layout_.causal[worker],
                   layout_.key_sums[work.first_row_slot + i]);
     });
-    for_heads(all, [&](const HeadWork& work, std::int64_t, int worker) {
-      zero_unused(key_head(work), worker);
+    for_heads(all, [&](const HeadWork& work, std::int64_t h, int worker) {
+      const KeyHead head = key_head(work);
+      zero_unused(head, worker);
       State* const states = layout_.states.data() + work.first_row_slot;
-      if (work.rows.count() > 0) clear(states[0], dims_);
-      for (std::int64_t i = 0; i + 1 < work.rows.count(); ++i) {
-        join(dims_, &states[i], layout_.key_sums[work.first_row_slot + i], states[i + 1]);
+      const State* const end = end_of(h);
+      const std::int64_t count = work.rows.count();
+      begin_states(head, count, states, end);
+      for (std::int64_t i = 0; i + (end == nullptr ? 1 : 0) < count; ++i) {
+        join(dims_, &states[i], layout_.key_sums[work.first_row_slot + i],
+             i + 1 == count ? *end : states[i + 1]);
       }
     });
-    for_row_segments(all, [&](const HeadWork& work, std::int64_t, std::int64_t i, int worker) {
-      walk_back(work, i, boundary(work, i, /*with_beyond=*/false), LeafOutputs::rows, worker);
+    for_row_segments(all, [&](const HeadWork& work, std::int64_t h, std::int64_t i, int worker) {
+      walk_back(work, i, boundary(work, h, i, /*with_beyond=*/false), LeafOutputs::rows, worker);
       const QuerySums& own = layout_.query_sums[work.first_row_slot + i];
       const QuerySums& later = layout_.gradient[worker].later;
       std::copy(later.t, later.t + dims_.dp, own.t);
       std::copy(later.dvalues, later.dvalues + dims_.state(), own.dvalues);
     });
-    for_heads(all,
-              [&](const HeadWork& work, std::int64_t, int worker) { scan_back(work, worker); });
-    for_row_segments(all, [&](const HeadWork& work, std::int64_t, std::int64_t i, int worker) {
-      walk_back(work, i, boundary(work, i, /*with_beyond=*/true), LeafOutputs::keys, worker);
+    for_heads(all, [&](const HeadWork& work, std::int64_t h, int worker) {
+      scan_back(work, end_of(h), worker);
+    });
+    for_row_segments(all, [&](const HeadWork& work, std::int64_t h, std::int64_t i, int worker) {
+      walk_back(work, i, boundary(work, h, i, /*with_beyond=*/true), LeafOutputs::keys, worker);
     });
   }
 
-  SegmentBoundary boundary(const HeadWork& work, std::int64_t i, bool with_beyond) const {
+  // Where sequences are cut: the state of all keys of head h, or null.
+  const State* end_of(std::int64_t h) const { return has_end() ? &layout_.ends[h] : nullptr; }
+
+  SegmentBoundary boundary(const HeadWork& work, std::int64_t h, std::int64_t i,
+                           bool with_beyond) const {
     const std::int64_t slot = work.first_row_slot + i;
-    const bool last = i + 1 == work.rows.count();
-    return {layout_.states[slot], last ? nullptr : layout_.states[slot + 1].c,
-            last || !with_beyond ? nullptr : &layout_.query_sums[slot]};
+    const State* const after = i + 1 < work.rows.count() ? &layout_.states[slot + 1] : end_of(h);
+    return {layout_.states[slot], after == nullptr ? nullptr : after->c,
+            after == nullptr || !with_beyond ? nullptr : &layout_.query_sums[slot]};
+  }
+
+  // The state before the first segment, which without segments is also the last one.
+  void begin_states(const KeyHead& head, std::int64_t count, State* states,
+                    const State* end) const {
+    if (count > 0) {
+      begin_state(call_, head, dims_, states[0]);
+    } else if (end != nullptr) {
+      begin_state(call_, head, dims_, *end);
+    }
+  }
+
+  // [G, T] of what is beyond the last segment: nothing, or the gradient of the state there.
+  void begin_beyond(const KeyHead& head, const State* end, const QuerySums& beyond) const {
+    std::fill(beyond.t, beyond.t + dims_.dp, 0.0F);
+    std::fill(beyond.dvalues, beyond.dvalues + dims_.state(), 0.0F);
+    if (end != nullptr) add_saved_gradient(call_, head, dims_, *end, beyond);
   }
 
   // query_sums[i] of the rows of segment i become those of all rows beyond it.
-  void scan_back(const HeadWork& work, int worker) {
+  void scan_back(const HeadWork& work, const State* end, int worker) {
+    const KeyHead head = key_head(work);
     const QuerySums& carry = layout_.gradient[worker].beyond;
     const QuerySums& spare = layout_.gradient[worker].later;
     const std::int64_t count = work.rows.count();
+    const State* const states = layout_.states.data() + work.first_row_slot;
+    begin_beyond(head, end, carry);
     for (std::int64_t i = count - 1; i >= 0; --i) {
-      const std::int64_t slot = work.first_row_slot + i;
-      const QuerySums& own = layout_.query_sums[slot];
-      const bool last = i + 1 == count;
+      const QuerySums& own = layout_.query_sums[work.first_row_slot + i];
+      const State* const after = i + 1 < count ? &states[i + 1] : end;
       std::copy(own.t, own.t + dims_.dp, spare.t);
       std::copy(own.dvalues, own.dvalues + dims_.state(), spare.dvalues);
-      if (!last) {
-        std::copy(carry.t, carry.t + dims_.dp, own.t);
-        std::copy(carry.dvalues, carry.dvalues + dims_.state(), own.dvalues);
-      }
-      add_beyond(layout_.states[slot].c, last ? nullptr : layout_.states[slot + 1].c, spare, carry);
+      std::copy(carry.t, carry.t + dims_.dp, own.t);
+      std::copy(carry.dvalues, carry.dvalues + dims_.state(), own.dvalues);
+      add_beyond(states[i].c, after == nullptr ? nullptr : after->c, spare, carry);
     }
+    store_state_gradient(call_, head, dims_, /*c=*/nullptr, carry);
   }
 
   // beyond = later + 2^(c_begin - c_end) beyond; without c_end there was nothing beyond.
@@ -142,7 +175,7 @@ class CausalBackward : KernelRun<CausalBackwardLayout> {
     for (std::int64_t g = 0; g < dims_.group; ++g) {
       const std::int64_t h = keys.head_k * dims_.group + g;
       const Rows dq = rows_of(call_.grads.dq, seq.batch, h, seq.q_begin);
-      for (std::int64_t i = 0; i < seq.key_first; ++i) {
+      for (std::int64_t i = 0; i < (call_.in.state.given() ? 0 : seq.key_first); ++i) {
         store_row(dq, i, zeros);
         parts_.zero_token_weights(seq, h, i);
       }

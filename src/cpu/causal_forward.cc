@@ -85,12 +85,13 @@ class CausalForward : KernelRun<CausalForwardLayout> {
     return {call_, dims_, keys, layout_.decode[worker]};
   }
 
-  // The state before the first segment: nothing, or what has been decoded and the tokens up to
-  // key_first, which are taken one by one.
+  // The state before the first segment: the given one or nothing, or what has been decoded and the
+  // tokens up to key_first, which are taken one by one.
   void begin(const KeyHead& keys, const State& first, int worker) {
     if (!appends()) {
-      clear(first, dims_);
-      return zero_rows_without_keys(keys, worker);
+      begin_state(call_, keys, dims_, first);
+      if (!call_.in.state.given()) zero_rows_without_keys(keys, worker);
+      return;
     }
     DecodeHead head = decode_head(keys, worker);
     const Sequence& seq = *keys.sequence;
@@ -135,7 +136,7 @@ class CausalForward : KernelRun<CausalForwardLayout> {
     const CausalTiles& t = layout_.causal[worker];
     const bool prefix_fits = all_within(prefix.values, dims_.state(), kLargeValue);
     reset(t.sums, dims_);
-    const Grid chunks(segment, segment.begin, dims_.chunk);
+    const Grid chunks = chunks_of(dims_, keys, segment);
     for (std::int64_t i = 0; i < chunks.count(); ++i) {
       const Range chunk = chunks[i];
       const Range next = i + 1 < chunks.count() ? chunks[i + 1] : Range{};

@@ -28,8 +28,8 @@ enum class LeafOutputs { all, rows, keys };
 
 struct SegmentBoundary {
   const State& before;      // keys before the segment
-  const float* c_end;       // c after the segment; null for the last segment
-  const QuerySums* beyond;  // [G, T] of the rows after the segment relative to c_end, or null
+  const float* c_end;       // c after the segment; null where nothing comes after it
+  const QuerySums* beyond;  // [G, T] of what comes after the segment relative to c_end, or null
 };
 
 class CausalLeafBackward {
@@ -65,7 +65,7 @@ class CausalLeafBackward {
       std::copy(boundary.c_end, boundary.c_end + dims_.dp, grad_.later_c);
     }
     bool has_later = boundary.c_end != nullptr;
-    const Grid chunks(segment, segment.begin, dims_.chunk);
+    const Grid chunks = chunks_of(dims_, keys_, segment);
     for (std::int64_t i = chunks.count() - 1; i >= 0; --i) {
       const Range chunk = chunks[i];
       load_chunk_keys(dims_, keys_, chunk, parts_.has_slope() ? grad_.key_slope : nullptr, t_);

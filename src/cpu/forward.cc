@@ -41,8 +41,10 @@ class Forward : KernelRun<ForwardLayout> {
     });
     for_heads(wave, [&](const HeadWork& work, std::int64_t h, int) {
       const State& state = layout_.states[h];
-      join_segments(dims_, &layout_.sums[work.first_key_slot], work.keys.count(), state);
-      save_state(call_.out.saved, key_head(work), dims_, state);
+      const KeyHead head = key_head(work);
+      join_segments(call_, head, dims_, &layout_.sums[work.first_key_slot], work.keys.count(),
+                    state);
+      save_state(call_.out.saved, head, dims_, state);
     });
   }
 

@@ -175,40 +175,6 @@ HWY_INLINE void add_part(float* out, const float* in, const float* channel, floa
   }
 }
 
-// Copies a state to the caller's views, c in natural units.
-HWY_INLINE void save_state(const AttentionSaved& saved, const KeyHead& head, const Dims& dims,
-                           const State& state) {
-  if (!saved.key_lse.given()) return;
-  const Rows c = rows_of(saved.key_lse, head.index, head.head_k, 0);
-  const Rows values = rows_of(saved.channel_values, head.index, head.head_k, 0);
-  auto* const lse = reinterpret_cast<float*>(c.row(0));
-  for (std::int64_t l = 0; l < dims.d; ++l) {
-    lse[l] = state.c[l] * kLn2;
-    store_row(values, l, state.values + l * dims.dvp);
-  }
-}
-
-HWY_INLINE void load_state(const AttentionSaved& saved, const KeyHead& head, const Dims& dims,
-                           const State& state) {
-  const Rows c = rows_of(saved.key_lse, head.index, head.head_k, 0);
-  const ConstRows values =
-      rows_of(static_cast<ConstView>(saved.channel_values), head.index, head.head_k, 0);
-  const auto* const lse = reinterpret_cast<const float*>(c.row(0));
-  for (std::int64_t l = 0; l < dims.dp; ++l) state.c[l] = l < dims.d ? lse[l] * kLog2E : kNegInf;
-  load_tile(values, dims.d, std::int64_t{0}, state.values, dims.dvp);
-  std::fill(state.values + dims.d * dims.dvp, state.values + dims.state(), 0.0F);
-}
-
-// Joins the sums of a head's key segments in order.
-HWY_INLINE void join_segments(const Dims& dims, const KeySums* sums, std::int64_t count,
-                              const State& state) {
-  if (count == 0) {
-    std::fill(state.c, state.c + dims.dp, kNegInf);
-    std::fill(state.values, state.values + dims.state(), 0.0F);
-  }
-  for (std::int64_t i = 0; i < count; ++i) join(dims, i == 0 ? nullptr : &state, sums[i], state);
-}
-
 // The sums over a range of keys, from nothing, in one pass over the caller's rows. False where they
 // cannot be trusted.
 HWY_INLINE bool sum_keys_fast(const Dims& dims, const KeyHead& head, Range keys,

@@ -10,6 +10,7 @@
 
 #include "cpu/head-inl.h"
 #include "cpu/layout.h"
+#include "cpu/state-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lln::cpu {

@@ -315,9 +315,10 @@ struct CausalBackwardLayout {
     const bool cut = cuts_sequences(p, workers);
     beta_sums = arena.take<double>(segments);
     arena.fill(row_sums, segments * dims.group, dims);
-    arena.fill(states, cut ? segments : workers * ceil_div(p.tokens, kCausalSegmentTokens), dims);
+    arena.fill(states, cut ? segments : workers * longest_causal_segments(p), dims);
     arena.fill(key_sums, cut ? segments : 0, dims);
     arena.fill(query_sums, cut ? segments : 0, dims);
+    arena.fill(ends, !p.state ? 0 : cut ? p.sequences * p.heads_k : workers, dims);
   }
   ParameterTotals totals;
   std::vector<BackwardTiles> tiles;           // one per worker
@@ -329,6 +330,8 @@ struct CausalBackwardLayout {
                                               // sequences are cut, otherwise of a worker's head
   std::vector<KeySums> key_sums;              // one per segment, where sequences are cut
   std::vector<QuerySums> query_sums;          // the same: rows of the segment, then rows beyond it
+  std::vector<State> ends;                    // all keys, where the problem has a state: of all
+                                              // heads where sequences are cut, or of a worker's
 };
 
 // Bytes that a layout takes.

@@ -92,10 +92,16 @@ inline std::int64_t causal_segment_tokens(std::int64_t chunk) {
   return ceil_div(kCausalSegmentTokens, chunk) * chunk;
 }
 
-// At least as many as all sequences of a problem have together, for one key head.
+// At least as many as one sequence of `tokens` has. With a given state its first one may be short:
+// segments are counted from the first valid key, and the rows before that count too.
+inline std::int64_t longest_causal_segments(const Problem& p) {
+  return ceil_div(p.tokens, kCausalSegmentTokens) + (p.state ? 1 : 0);
+}
+
+// The same for all sequences of a problem together, for one key head.
 inline std::int64_t max_causal_segments(const Problem& p) {
   return p.packed ? ceil_div(p.tokens, kCausalSegmentTokens) + p.sequences
-                  : p.sequences * ceil_div(p.tokens, kCausalSegmentTokens);
+                  : p.sequences * longest_causal_segments(p);
 }
 
 // Hands out pieces of the workspace, 64 bytes aligned. Without memory it only counts, so that one

@@ -39,13 +39,15 @@ inline HeadWork bidirectional_work(const Call& call, const Dims& dims, std::int6
   return work;
 }
 
-// The causal kernels walk rows and keys together, from the first valid key on.
+// The causal kernels walk rows and keys together, from the first valid key on, or from the first
+// row where rows before that key see those of a given state.
 inline HeadWork causal_work(const Call& call, const Dims& dims, std::int64_t pair) {
   HeadWork work;
   work.sequence = pair / call.problem.heads_k;
   work.head_k = pair % call.problem.heads_k;
   const Sequence& seq = call.sequences[static_cast<std::size_t>(work.sequence)];
-  work.rows = Grid({seq.key_first, seq.q_tokens}, seq.key_first, causal_segment_tokens(dims.chunk));
+  const std::int64_t first = call.in.state.given() ? 0 : seq.key_first;
+  work.rows = Grid({first, seq.q_tokens}, seq.key_first, causal_segment_tokens(dims.chunk));
   return work;
 }
 

@@ -2,10 +2,11 @@
 // G_ij = g_i . v_j and delta_i = sum_j P_ij G_ij,
 //   dv_j = sum_i P_ij g_i      d score_ij = P_ij (G_ij - delta_i)
 // and from there through the score to q and k. What belongs to several (sequence, head) pairs at
-// once, such as a mix per call, is summed afterwards in a fixed order.
+// once, such as a mix per call, is summed afterwards in a fixed order. The state of all keys is a
+// second output: its gradient goes to the keys beside that of the rows.
 // SPDX-License-Identifier: Apache-2.0
 #include "reference/reference.h"
-#include "reference/scores.h"
+#include "reference/state.h"
 
 namespace lln::reference {
 namespace {
@@ -64,15 +65,57 @@ Rows product(const Rows& x, const Rows& y) {
 }
 
 struct Group {
-  Rows k, v;    // of the key head
-  Rows dk, dv;  // summed over the query heads
-  Exponents u;  // of k
-  double beta;
+  explicit Group(Keys all)
+      : keys(std::move(all)),
+        dk(keys.k.count, keys.k.width),
+        dv(keys.v.count, keys.v.width),
+        dlse(1, keys.k.width) {}
+
+  // Takes the gradients of exponents to k and the given state; returns that of beta.
+  double add(const Rows& du) {
+    for (const std::int64_t j : keys.of_state) {
+      const std::int64_t l = j - keys.k.count;
+      dlse[0][l] += du[j][l];
+    }
+    return through_feature(keys.k, keys.beta, keys.u.derivative, du, dk);
+  }
+
+  Keys keys;  // of the key head
+  Rows dk;    // summed over the query heads, as all here
+  Rows dv;    // [keys, dim_v], those of the given state included
+  Rows dlse;  // [1, dim] of the given state
 };
+
+// The keys' part in the state of all: with w_jl = exp(u_jl - c_l), dv_j = sum_l w_jl dC_l and
+// du_jl = w_jl (v_j . dC_l - C_l . dC_l + dc_l). Returns the gradient of beta.
+double backward_saved(const Call& call, std::int64_t s, std::int64_t head_k, Group& group) {
+  const Keys& keys = group.keys;
+  const KeyState state = state_of(keys);
+  const auto counts = [&](std::int64_t l) { return state.lse[0][l] != kMinusInfinity; };
+  const auto all = [](std::int64_t) { return true; };
+  const std::int64_t dim = keys.k.width;
+  const Rows dlse = load_rows(call.grads.dsaved.key_lse, s, head_k, 0, 1, all);
+  const Rows dvalues = load_rows(call.grads.dsaved.channel_values, s, head_k, 0, dim, counts);
+  Rows du(keys.v.count, dim);
+  for (std::int64_t l = 0; l < dim; ++l) {
+    if (!counts(l)) continue;
+    for (const std::int64_t j : keys.counted) {
+      const double weight = std::exp(keys.u.value[j][l] - state.lse[0][l]);
+      double product = dlse[0][l];
+      for (std::int64_t c = 0; c < keys.v.width; ++c) {
+        product += (keys.v[j][c] - state.values[l][c]) * dvalues[l][c];
+        group.dv[j][c] += weight * dvalues[l][c];
+      }
+      du[j][l] = weight * product;
+    }
+  }
+  return group.add(du);
+}
 
 SharedTerms backward_head(const Call& call, std::int64_t s, std::int64_t h, Group& group) {
   const Problem& p = call.problem;
   const Sequence& seq = call.sequences[static_cast<std::size_t>(s)];
+  const Keys& keys = group.keys;
   const auto all = [](std::int64_t) { return true; };
   const Rows q = load_rows(call.in.q, seq.batch, h, seq.q_begin, seq.q_tokens, all);
   const Rows g = load_rows(call.grads.g, seq.batch, h, seq.q_begin, seq.q_tokens, all);
@@ -92,16 +135,16 @@ SharedTerms backward_head(const Call& call, std::int64_t s, std::int64_t h, Grou
     const double alpha = element(call.in.alpha, s, h, 0, 0);
     const Exponents a(q, alpha, p.feature, p.power);
     Rows da(q.count, q.width);
-    Rows du(group.k.count, group.k.width);
-    const Rows o = backward_part(LlnScores(a, group.u), Visible(seq, p.causal, 0), lln_g, group.v,
-                                 da, du, group.dv);
+    Rows du(keys.v.count, keys.k.width);
+    const Rows o = backward_part(LlnScores(a, keys.u), Visible(seq, p.causal, 0, keys.of_state),
+                                 lln_g, keys.v, da, du, group.dv);
     terms.dalpha = through_feature(q, alpha, a.derivative, da, dq);
-    terms.dbeta = through_feature(group.k, group.beta, group.u.derivative, du, group.dk);
+    terms.dbeta = group.add(du);
     terms.dlln_weight = product(g, o);
   }
   if (p.kind != Kind::lln) {
-    const Rows o = backward_part(DotScores(q, group.k), Visible(seq, p.causal, p.diag_block), dot_g,
-                                 group.v, dq, group.dk, group.dv);
+    const Rows o = backward_part(DotScores(q, keys.k), Visible(seq, p.causal, p.diag_block), dot_g,
+                                 keys.v, dq, group.dk, group.dv);
     terms.ddiag_weight = product(g, o);
   }
   store_rows(call.grads.dq, seq.batch, h, seq.q_begin, dq);
@@ -112,20 +155,21 @@ void backward_group(const Call& call, std::int64_t s, std::int64_t head_k,
                     std::vector<SharedTerms>& terms) {
   const Problem& p = call.problem;
   const Sequence& seq = call.sequences[static_cast<std::size_t>(s)];
-  const auto valid = [&](std::int64_t key) { return seq.valid(key); };
-  Rows k = load_rows(call.in.k, seq.batch, head_k, seq.k_begin, seq.k_tokens, valid);
-  Rows v = load_rows(call.in.v, seq.batch, head_k, seq.k_begin, seq.k_tokens, valid);
-  const double beta = p.has_lln() ? element(call.in.beta, s, head_k, 0, 0) : 0;
-  Exponents u(k, beta, p.feature, p.power);
-  Rows dk(k.count, k.width);
-  Rows dv(v.count, v.width);
-  Group group{std::move(k), std::move(v), std::move(dk), std::move(dv), std::move(u), beta};
+  Group group(load_keys(call, s, head_k));
   const std::int64_t per_key_head = p.heads / p.heads_k;
-  for (std::int64_t h = head_k * per_key_head; h < (head_k + 1) * per_key_head; ++h) {
+  const std::int64_t first = head_k * per_key_head;
+  for (std::int64_t h = first; h < first + per_key_head; ++h) {
     terms[static_cast<std::size_t>(s * p.heads + h)] = backward_head(call, s, h, group);
   }
+  if (call.grads.dsaved.given()) {
+    terms[static_cast<std::size_t>(s * p.heads + first)].dbeta +=
+        backward_saved(call, s, head_k, group);
+  }
   store_rows(call.grads.dk, seq.batch, head_k, seq.k_begin, group.dk);
-  store_rows(call.grads.dv, seq.batch, head_k, seq.k_begin, group.dv);
+  store_rows(call.grads.dv, seq.batch, head_k, seq.k_begin, group.dv, 0, seq.k_tokens);
+  if (!call.grads.dstate.key_lse.given()) return;
+  store_rows(call.grads.dstate.key_lse, s, head_k, 0, group.dlse);
+  store_rows(call.grads.dstate.channel_values, s, head_k, 0, group.dv, seq.k_tokens, p.dim);
 }
 
 // A gradient whose dimensions of size 1 are sums over that dimension.

@@ -17,10 +17,14 @@ struct Rows {
   std::vector<double> data;  // [count, width]
 
   Rows() = default;
-  Rows(std::int64_t rows, std::int64_t columns)
-      : count(rows), width(columns), data(static_cast<std::size_t>(rows * columns), 0.0) {}
+  Rows(std::int64_t rows, std::int64_t columns, double value = 0)
+      : count(rows), width(columns), data(static_cast<std::size_t>(rows * columns), value) {}
   double* operator[](std::int64_t row) { return data.data() + row * width; }
   const double* operator[](std::int64_t row) const { return data.data() + row * width; }
+  void append(const Rows& rows) {
+    data.insert(data.end(), rows.data.begin(), rows.data.end());
+    count += rows.count;
+  }
 };
 
 inline std::int64_t offset(const Stride& stride, std::int64_t b, std::int64_t h, std::int64_t n,
@@ -74,13 +78,18 @@ Rows load_rows(const ConstView& view, std::int64_t b, std::int64_t h, std::int64
   return rows;
 }
 
+// Rows first to first + count of `rows`.
 inline void store_rows(const View& view, std::int64_t b, std::int64_t h, std::int64_t begin,
-                       const Rows& rows) {
-  for (std::int64_t n = 0; n < rows.count; ++n) {
+                       const Rows& rows, std::int64_t first, std::int64_t count) {
+  for (std::int64_t n = 0; n < count; ++n) {
     for (std::int64_t c = 0; c < rows.width; ++c) {
-      store(view, offset(view.stride, b, h, begin + n, c), rows[n][c]);
+      store(view, offset(view.stride, b, h, begin + n, c), rows[first + n][c]);
     }
   }
+}
+inline void store_rows(const View& view, std::int64_t b, std::int64_t h, std::int64_t begin,
+                       const Rows& rows) {
+  store_rows(view, b, h, begin, rows, 0, rows.count);
 }
 
 }  // namespace lln::reference

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "api/kernel.h"
@@ -17,16 +18,18 @@ namespace lln::reference {
 
 inline constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
-// The valid keys that row i of a sequence sees; block 0 means no blocks.
+// The valid keys that row i of a sequence sees; block 0 means no blocks. `everywhere` are keys that
+// all rows see besides.
 class Visible {
  public:
-  Visible(const Sequence& sequence, bool causal, std::int64_t block)
-      : sequence_(sequence), causal_(causal), block_(block) {}
+  Visible(const Sequence& sequence, bool causal, std::int64_t block,
+          std::vector<std::int64_t> everywhere = {})
+      : sequence_(sequence), causal_(causal), block_(block), everywhere_(std::move(everywhere)) {}
 
   void keys(std::int64_t row, std::vector<std::int64_t>& out) const {
     std::int64_t first = sequence_.key_first;
     std::int64_t end = causal_ ? std::min(sequence_.key_end, row + 1) : sequence_.key_end;
-    out.clear();
+    out = everywhere_;
     if (block_ > 0) {
       if (row < sequence_.key_first) return;  // blocks are counted from the first valid key
       first += (row - sequence_.key_first) / block_ * block_;
@@ -41,6 +44,7 @@ class Visible {
   const Sequence& sequence_;
   bool causal_;
   std::int64_t block_;
+  std::vector<std::int64_t> everywhere_;
 };
 
 // f(scale x) and f'(scale x) of every element.
