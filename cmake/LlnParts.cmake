@@ -44,7 +44,8 @@ else()
 endif()
 
 # LibTorch: the wheel that LLN_TORCH_FOLDER names, that of build/venv, or that of python3; and what the
-# layer over it is made with. LLN_TORCH_REASON is empty where it is built.
+# layer over it is made with. LLN_TORCH_REASON is empty where it is built, and has no semicolon: it
+# becomes one of a list of definitions.
 include(LlnTorch)
 set(LLN_TORCH_REASON "")
 if(LLN_TORCH STREQUAL "OFF")
@@ -59,10 +60,10 @@ else()
   find_library(LLN_SENTENCEPIECE_TRAIN sentencepiece_train)
   mark_as_advanced(LLN_SENTENCEPIECE LLN_SENTENCEPIECE_TRAIN)
   if(NOT LLN_TORCH_FOUND)
-    set(LLN_TORCH_REASON "no torch wheel was found when it was configured; make torch installs one")
+    set(LLN_TORCH_REASON "no torch wheel was found when it was configured: make torch installs one")
   elseif(NOT tomlplusplus_FOUND OR NOT JPEG_FOUND OR NOT ICU_FOUND OR NOT LibArchive_FOUND
       OR NOT LLN_SENTENCEPIECE OR NOT LLN_SENTENCEPIECE_TRAIN)
-    set(LLN_TORCH_REASON "toml++, SentencePiece, ICU, libjpeg or libarchive is missing; \
+    set(LLN_TORCH_REASON "toml++, SentencePiece, ICU, libjpeg or libarchive is missing: \
 make torch installs them")
   endif()
   if(LLN_TORCH STREQUAL "ON" AND NOT LLN_TORCH_REASON STREQUAL "")
