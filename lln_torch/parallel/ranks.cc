@@ -92,10 +92,14 @@ Ranks::Ranks(const RankPlace& place, const RanksOptions& options)
   watch.lost = options.lost;
   try {
     watch.names = meet(store_, place, options.timeout);
+    watch_ = std::make_unique<RankWatch>(connect_store(place, false, options.timeout), watch);
   } catch (const c10::Error& e) {
-    throw lln::Error(lln::ErrorCode::io, "the store of the ranks is gone: " + text_of(e));
+    throw lln::Error(lln::ErrorCode::io,
+                     fmt::format("{} at {}:{} is gone: {}",
+                                 place.store_is_there ? "the store of the ranks"
+                                                      : "rank 0, which has the store of the ranks,",
+                                 place.host, place.port, text_of(e)));
   }
-  watch_ = std::make_unique<RankWatch>(connect_store(place, false, options.timeout), watch);
 }
 
 RankGroup Ranks::group(const std::string& name, const c10::Device& device) {
@@ -127,8 +131,16 @@ std::string Ranks::wait_for(const std::string& key) {
   }
 }
 
+void Ranks::put(const std::string& key, const std::string& text) {
+  try {
+    store_->set(key, stored_bytes(text));
+  } catch (const c10::Error& e) {
+    throw RankLost(watch_->find_fault(text_of(e)));
+  }
+}
+
 std::vector<std::string> Ranks::gather(const std::string& name, const std::string& text) {
-  store_->set(fmt::format("text/{}/{}", name, place_.rank), stored_bytes(text));
+  put(fmt::format("text/{}/{}", name, place_.rank), text);
   std::vector<std::string> all;
   for (int rank = 0; rank < place_.size; ++rank) {
     all.push_back(wait_for(fmt::format("text/{}/{}", name, rank)));
@@ -138,7 +150,7 @@ std::vector<std::string> Ranks::gather(const std::string& name, const std::strin
 
 std::string Ranks::from_first(const std::string& name, const std::string& text) {
   const std::string key = "first/" + name;
-  if (first()) store_->set(key, stored_bytes(text));
+  if (first()) put(key, text);
   return first() ? text : wait_for(key);
 }
 

@@ -54,6 +54,7 @@ class Ranks {
   std::string from_first(const std::string& name, const std::string& text);
 
  private:
+  void put(const std::string& key, const std::string& text);
   std::string wait_for(const std::string& key);
 
   RankPlace place_;

@@ -234,11 +234,11 @@ TEST(RankWatch, NamesARankThatIsSilent) {
 
 TEST(RankWatch, NamesARankThatOthersWaitFor) {
   const Store store = c10::make_intrusive<c10d::HashStore>();
-  RankWatch first(store, watch_options(0, 2, milliseconds(800)));
-  RankWatch second(store, watch_options(1, 2, milliseconds(800)));
+  RankWatch first(store, watch_options(0, 2, milliseconds(2000)));
+  RankWatch second(store, watch_options(1, 2, milliseconds(2000)));
   first.set_waiting(true);
   // Work is no reason, however long it takes.
-  for (int i = 0; i < 12; ++i) {
+  for (int i = 0; i < 25; ++i) {
     second.work_done();
     std::this_thread::sleep_for(milliseconds(100));
   }
@@ -249,21 +249,21 @@ TEST(RankWatch, NamesARankThatOthersWaitFor) {
 
 TEST(RankWatch, RanksThatAllWorkAreLeftAlone) {
   const Store store = c10::make_intrusive<c10d::HashStore>();
-  RankWatch first(store, watch_options(0, 2, milliseconds(300)));
-  RankWatch second(store, watch_options(1, 2, milliseconds(300)));
-  std::this_thread::sleep_for(milliseconds(1000));  // at one long step, both
+  RankWatch first(store, watch_options(0, 2, milliseconds(2000)));
+  RankWatch second(store, watch_options(1, 2, milliseconds(2000)));
+  std::this_thread::sleep_for(milliseconds(3000));  // at one long step, both
   EXPECT_EQ(first.fault(), std::nullopt);
   EXPECT_EQ(second.fault(), std::nullopt);
 }
 
 TEST(RankWatch, ARankThatLeftIsNotMissed) {
   const Store store = c10::make_intrusive<c10d::HashStore>();
-  RankWatch first(store, watch_options(0, 2, milliseconds(500)));
+  RankWatch first(store, watch_options(0, 2, milliseconds(2000)));
   {
-    RankWatch second(store, watch_options(1, 2, milliseconds(500)));
+    RankWatch second(store, watch_options(1, 2, milliseconds(2000)));
     second.leave();
   }
-  std::this_thread::sleep_for(milliseconds(1200));
+  std::this_thread::sleep_for(milliseconds(3000));
   EXPECT_EQ(first.fault(), std::nullopt);
   first.leave();
 }
