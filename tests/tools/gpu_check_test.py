@@ -31,7 +31,8 @@ PROGRAM = """\
     """
 TEST = """\
     #!/bin/sh
-    echo '{"tests": 2, "failures": 0}' >"${1#--gtest_output=json:}"
+    echo '{"tests": 2, "failures": 0, "testsuites": [{"testsuite": [
+        {"result": "%s"}, {"result": "SKIPPED"}]}]}' >"${1#--gtest_output=json:}"
     """
 
 
@@ -40,9 +41,8 @@ class GpuCheck(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
-        self.write("tests/cuda/cuda_one_test", TEST)
-        self.write("tests/cuda/cuda_large_test", TEST)
-        self.write("tests/cuda/cuda_conformance_test", TEST)
+        for name in ("one", "large", "conformance"):
+            self.write(f"tests/cuda/cuda_{name}_test", TEST % "COMPLETED")
 
     def write(self, name, text):
         path = self.folder / name
@@ -67,6 +67,7 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(steps["cuda_one_test"]["tests"], 2)
         self.assertEqual(steps["cuda_large_test"]["verdict"], "skipped")
         self.assertEqual(steps["cuda_conformance_test"]["verdict"], "skipped")  # check has it
+        self.assertEqual(steps["torch_cuda_test"]["verdict"], "skipped")  # there is none
         self.assertIn("memcheck", steps)
         self.assertIn("python", steps)
         for path in (ROOT / "bench/sets").glob("h200-*.txt"):
@@ -75,6 +76,12 @@ class GpuCheck(unittest.TestCase):
             self.assertIn(f"--set bench/sets/{path.name}", recorded["command"])
             self.assertEqual("--graph" in recorded["command"], graph)
             self.assertEqual(recorded["results"][0]["graph"], graph)
+
+    def test_tests_that_skip_everything_have_not_passed(self):
+        self.write("tests/torch/torch_cuda_test", TEST % "SKIPPED")
+        _, steps = self.run_check("--only", "tests")
+        self.assertEqual(steps["torch_cuda_test"]["verdict"], "skipped")
+        self.assertIn("no device", steps["torch_cuda_test"]["reason"])
 
     def test_a_failure_is_kept(self):
         report, steps = self.run_check("--only", "check", "--only", "tests", failed=1)
