@@ -165,6 +165,20 @@ struct MatchingReport {
 MatchingReport match_moments(const MatchingInputs& in, const MatchingOutputs& out,
                              const MatchingOptions& options, const Exec& exec = {});
 
+// Moments that were taken in parts, as of a sequence that lies in pieces: head_moments() of each
+// part, joined by merge().
+struct JoinedMoments {
+  std::int64_t heads = 0;           // of q
+  std::int64_t heads_k = 0;         // divides heads
+  std::int64_t dim = 0;             // channels of a head
+  std::span<const Moments> q = {};  // [S, heads]
+  std::span<const Moments> k = {};  // [S, heads_k]
+};
+
+// The same from them, in modes none, paper, per_head, exact and entropy; outputs in host memory.
+MatchingReport match_moments(const JoinedMoments& moments, const MatchingOutputs& out,
+                             const MatchingOptions& options);
+
 // Takes one step of training into the running moments; a batch without tokens changes nothing.
 // Call it after match_moments(), so that a step uses the steps before it; at evaluation do not
 // call it. alpha and beta of the inputs are not used.
@@ -172,6 +186,9 @@ void update_moments(RunningMoments& running, const MatchingInputs& in, const Exe
 // On a device an infinity or NaN makes the running moments of its key head NaN.
 void update_moments(const DeviceRunningMoments& running, const MatchingInputs& in,
                     const Exec& exec = {});
+
+// The same with moments that were taken in parts.
+void update_moments(RunningMoments& running, const JoinedMoments& moments);
 
 // Scratch memory of match_moments in modes that take moments of the call, and of update_moments; 0
 // on the CPU.

@@ -15,25 +15,6 @@
 namespace lln_torch::binding {
 namespace {
 
-lln::AttentionInputs attention_inputs(const Arguments& a) {
-  lln::AttentionInputs in;
-  in.q = view4("q", a.q);
-  in.k = view4("k", a.k);
-  in.v = view4("v", a.v);
-  if (a.alpha) in.alpha = scale_view("alpha", *a.alpha);
-  if (a.beta) in.beta = scale_view("beta", *a.beta);
-  set_weights(a.mix, a.lln_weight, a.diag_weight, in);
-  in.key_lengths = index_view("key_lengths", a.key_lengths);
-  in.key_mask = mask_view("key_mask", a.key_mask);
-  in.cu_seqlens_q = index_view("cu_seqlens", a.cu_seqlens);
-  in.cu_seqlens_k = index_view("cu_seqlens_k", a.cu_seqlens_k);
-  return in;
-}
-
-lln::Exec attention_exec(const Arguments& a) {
-  return exec_for(a.q, a.q.numel() + a.k.numel() + a.v.numel());
-}
-
 void check_query_mask(const lln::MaskView& mask, const lln::ConstView& q) {
   if (!mask.given() || (mask.shape[0] == q.shape[0] && mask.shape[1] == q.shape[2])) return;
   throw lln::Error(lln::ErrorCode::invalid_argument,
@@ -119,6 +100,25 @@ lln::AttentionOptions attention_options(const Options& words) {
   options.causal = words.causal;
   options.mix = static_cast<float>(words.fixed_mix);
   return options;
+}
+
+lln::AttentionInputs attention_inputs(const Arguments& a) {
+  lln::AttentionInputs in;
+  in.q = view4("q", a.q);
+  in.k = view4("k", a.k);
+  in.v = view4("v", a.v);
+  if (a.alpha) in.alpha = scale_view("alpha", *a.alpha);
+  if (a.beta) in.beta = scale_view("beta", *a.beta);
+  set_weights(a.mix, a.lln_weight, a.diag_weight, in);
+  in.key_lengths = index_view("key_lengths", a.key_lengths);
+  in.key_mask = mask_view("key_mask", a.key_mask);
+  in.cu_seqlens_q = index_view("cu_seqlens", a.cu_seqlens);
+  in.cu_seqlens_k = index_view("cu_seqlens_k", a.cu_seqlens_k);
+  return in;
+}
+
+lln::Exec attention_exec(const Arguments& a) {
+  return exec_for(a.q, a.q.numel() + a.k.numel() + a.v.numel());
 }
 
 void set_weights(const OptionalTensor& mix, const OptionalTensor& lln_weight,

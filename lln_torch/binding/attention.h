@@ -45,6 +45,9 @@ struct ScaleSource {
   std::optional<double> beta;
 };
 
+// The arguments as views, and how a call on them runs.
+lln::AttentionInputs attention_inputs(const Arguments& arguments);
+lln::Exec attention_exec(const Arguments& arguments);
 void set_weights(const OptionalTensor& mix, const OptionalTensor& lln_weight,
                  const OptionalTensor& diag_weight, lln::AttentionInputs& in);
 

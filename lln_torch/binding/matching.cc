@@ -91,12 +91,18 @@ void update_moments(const Tensor& running, const MatchingArguments& a, double de
   lln::Exec exec = exec_for(a.q, 2 * a.q.numel());
   const Workspace workspace(a.q, exec, [&] { return lln::matching_workspace_bytes(in); });
   if (a.q.is_cpu()) {
-    lln::RunningMoments moments = running_on_host(running, decay);
-    lln::update_moments(moments, in, exec);
-    store_running(moments, running);
+    change_running(running, decay,
+                   [&](lln::RunningMoments& heads) { lln::update_moments(heads, in, exec); });
   } else {
     lln::update_moments(running_on_device(running, decay), in, exec);
   }
+}
+
+void change_running(const Tensor& running, double decay,
+                    const std::function<void(lln::RunningMoments&)>& change) {
+  lln::RunningMoments moments = running_on_host(running, decay);
+  change(moments);
+  store_running(moments, running);
 }
 
 Tensor head_moments(const Tensor& x, const OptionalTensor& lengths, const OptionalTensor& mask,

@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "lln/moments.h"
@@ -32,6 +33,10 @@ struct MatchingArguments {
 Scales match(const MatchingArguments& arguments, const OptionalTensor& running,
              const std::string& mode, bool causal);
 void update_moments(const Tensor& running, const MatchingArguments& arguments, double decay);
+
+// Running moments in host memory, as the core's for one change.
+void change_running(const Tensor& running, double decay,
+                    const std::function<void(lln::RunningMoments&)>& change);
 
 // f64 [S, heads, 3] in host memory: count, mean, and sum of squared deviations.
 Tensor head_moments(const Tensor& x, const OptionalTensor& lengths, const OptionalTensor& mask,

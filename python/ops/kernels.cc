@@ -15,6 +15,7 @@
 #include "lln_torch/binding/decode.h"
 #include "lln_torch/binding/instruments.h"
 #include "lln_torch/binding/matching.h"
+#include "lln_torch/binding/pieces.h"
 #include "ops/calibration.h"
 #include "ops/errors.h"
 
@@ -92,6 +93,46 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   return {d.q, d.k, d.v, d.alpha, d.beta, diag_weight ? d.lln_weight : d.mix, d.diag_weight};
 }
 
+void piece_forward(const Tensor& o, const OptionalTensor& saved_lse,
+                   const OptionalTensor& saved_values, const Tensor& q, const Tensor& k,
+                   const Tensor& v, const OptionalTensor& alpha, const OptionalTensor& beta,
+                   const OptionalTensor& mix, const OptionalTensor& diag_weight,
+                   const OptionalTensor& keys, const OptionalTensor& cu_seqlens,
+                   const OptionalTensor& cu_seqlens_k, const OptionalTensor& state_lse,
+                   const OptionalTensor& state_values, const std::string& kind, bool causal,
+                   double fixed_mix, const std::string& feature) {
+  binding::piece_forward(
+      arguments_of(q, k, v, alpha, beta, mix, diag_weight, keys, cu_seqlens, cu_seqlens_k),
+      {state_lse, state_values}, {kind, causal, fixed_mix, feature}, o, {saved_lse, saved_values});
+}
+
+void piece_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv,
+                    const OptionalTensor& dalpha, const OptionalTensor& dbeta,
+                    const OptionalTensor& dmix, const OptionalTensor& ddiag_weight,
+                    const OptionalTensor& dstate_lse, const OptionalTensor& dstate_values,
+                    const Tensor& g, const OptionalTensor& dsaved_lse,
+                    const OptionalTensor& dsaved_values, const Tensor& q, const Tensor& k,
+                    const Tensor& v, const OptionalTensor& alpha, const OptionalTensor& beta,
+                    const OptionalTensor& mix, const OptionalTensor& diag_weight,
+                    const OptionalTensor& keys, const OptionalTensor& cu_seqlens,
+                    const OptionalTensor& cu_seqlens_k, const OptionalTensor& state_lse,
+                    const OptionalTensor& state_values, const std::string& kind, bool causal,
+                    double fixed_mix, const std::string& feature) {
+  binding::piece_backward(
+      g, {dsaved_lse, dsaved_values},
+      arguments_of(q, k, v, alpha, beta, mix, diag_weight, keys, cu_seqlens, cu_seqlens_k),
+      {state_lse, state_values}, {kind, causal, fixed_mix, feature},
+      {dq,
+       dk,
+       dv,
+       dalpha,
+       dbeta,
+       diag_weight ? kNone : dmix,
+       diag_weight ? dmix : kNone,
+       ddiag_weight,
+       {dstate_lse, dstate_values}});
+}
+
 std::tuple<Tensor, Tensor> match(const Tensor& q, const Tensor& k, const OptionalTensor& keys,
                                  const OptionalTensor& query_mask, const OptionalTensor& cu_seqlens,
                                  const OptionalTensor& cu_seqlens_k, const OptionalTensor& running,
@@ -99,6 +140,14 @@ std::tuple<Tensor, Tensor> match(const Tensor& q, const Tensor& k, const Optiona
   const binding::Scales scales = binding::match(
       {q, k, lengths_of(keys), mask_of(keys), query_mask, cu_seqlens, cu_seqlens_k, cross}, running,
       mode, causal);
+  return {scales.alpha, scales.beta};
+}
+
+std::tuple<Tensor, Tensor> match_joined(const Tensor& q_moments, const Tensor& k_moments,
+                                        std::int64_t dim, const std::string& mode, bool causal,
+                                        const std::string& feature, bool wide) {
+  const binding::Scales scales =
+      binding::match_joined(q_moments, k_moments, dim, mode, causal, feature, wide);
   return {scales.alpha, scales.beta};
 }
 
@@ -136,6 +185,8 @@ void register_kernels(torch::stable::detail::StableLibrary& m) {
   m.impl("attention", LLN_KERNEL(attention));
   m.impl("forward", LLN_KERNEL(forward));
   m.impl("backward", LLN_KERNEL(backward));
+  m.impl("piece_forward", LLN_KERNEL(piece_forward));
+  m.impl("piece_backward", LLN_KERNEL(piece_backward));
   m.impl("match", LLN_KERNEL(match));
   m.impl("update_moments", LLN_KERNEL(update_moments));
   m.impl("head_moments", LLN_KERNEL(head_moments));
@@ -154,6 +205,8 @@ void register_kernels(torch::stable::detail::StableLibrary& m) {
 STABLE_TORCH_LIBRARY_IMPL(lln, CPU, m) {
   register_kernels(m);
   m.impl("calibrate", LLN_KERNEL(calibrate));
+  m.impl("match_joined", LLN_KERNEL(match_joined));
+  m.impl("update_joined", LLN_KERNEL(binding::update_joined));
   m.impl("analyze", LLN_KERNEL(analyze));
 }
 STABLE_TORCH_LIBRARY_IMPL(lln, CUDA, m) { register_kernels(m); }

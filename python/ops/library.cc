@@ -8,6 +8,8 @@
 #define LLN_INPUTS                                                                                \
   "Tensor q, Tensor k, Tensor v, Tensor? alpha, Tensor? beta, Tensor? mix, Tensor? diag_weight, " \
   "Tensor? keys, Tensor? cu_seqlens, Tensor? cu_seqlens_k, "
+// The state of keys elsewhere.
+#define LLN_GIVEN_STATE "Tensor? state_lse, Tensor? state_values, "
 #define LLN_OPTIONS "str kind, bool causal, float fixed_mix, str feature"
 // Where alpha and beta are no tensors they are these numbers; without numbers they are matched by
 // the mode `matching`, which query_mask is for.
@@ -30,6 +32,16 @@ STABLE_TORCH_LIBRARY(lln, m) {
         ", bool scales_wanted, bool weights_wanted) "
         "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 
+  // One piece of a sequence, with states for what lies elsewhere: into o and the state of all keys.
+  m.def("piece_forward(Tensor(a!) o, Tensor(b!)? saved_lse, Tensor(c!)? saved_values, " LLN_INPUTS
+            LLN_GIVEN_STATE LLN_OPTIONS ") -> ()");
+  // Into the gradients of all arguments, from those of o and of the state of all keys.
+  m.def(
+      "piece_backward(Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, Tensor(d!)? dalpha, "
+      "Tensor(e!)? dbeta, Tensor(f!)? dmix, Tensor(g!)? ddiag_weight, Tensor(h!)? dstate_lse, "
+      "Tensor(i!)? dstate_values, Tensor g, Tensor? dsaved_lse, Tensor? dsaved_values, " LLN_INPUTS
+          LLN_GIVEN_STATE LLN_OPTIONS ") -> ()");
+
   // -> alpha [S, heads], beta [S, heads_k].
   m.def(
       "match(Tensor q, Tensor k, Tensor? keys, Tensor? query_mask, Tensor? cu_seqlens, "
@@ -38,6 +50,14 @@ STABLE_TORCH_LIBRARY(lln, m) {
   m.def(
       "update_moments(Tensor(a!) running, Tensor q, Tensor k, Tensor? keys, Tensor? query_mask, "
       "Tensor? cu_seqlens, Tensor? cu_seqlens_k, float decay, bool cross) -> ()");
+  // Of moments f64 [S, heads, 3] and [S, heads_k, 3] that were taken in pieces: count, mean,
+  // squared deviations.
+  m.def(
+      "match_joined(Tensor q_moments, Tensor k_moments, int dim, str mode, bool causal, "
+      "str feature, bool wide) -> (Tensor, Tensor)");
+  m.def(
+      "update_joined(Tensor(a!) running, Tensor q_moments, Tensor k_moments, int dim, float decay) "
+      "-> ()");
   m.def("head_moments(Tensor x, Tensor? tokens, Tensor? cu_seqlens) -> Tensor");
   // Moments f64 [heads_k, 3]: count, mean, squared deviations -> alpha [heads], beta [heads_k], and
   // the number of key heads that a limit was applied to, [].

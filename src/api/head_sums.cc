@@ -78,27 +78,33 @@ void sum_heads(const ConstView& x, std::span<const TokenSpan> spans, std::span<M
   }
 }
 
+HeadPairs pair_heads(const char* call, std::span<const Moments> q, std::span<const Moments> k,
+                     std::int64_t heads, std::int64_t heads_k) {
+  expect_finite(call, "q", q, heads);
+  expect_finite(call, "k", k, heads_k);
+  HeadPairs pairs;
+  pairs.k.assign(k.begin(), k.end());
+  pairs.q.resize(pairs.k.size());
+  const auto group = static_cast<std::size_t>(heads / heads_k);
+  for (std::size_t i = 0; i < q.size(); ++i) {
+    Moments& total = pairs.q[i / group];
+    total = merged(total, q[i]);
+  }
+  return pairs;
+}
+
 HeadPairs sum_pairs(const char* call, const MatchingInputs& in, const CheckedMatching& checked,
                     const Exec& exec) {
   const Problem& p = checked.problem;
-  const std::int64_t group = p.heads / p.heads_k;
-  HeadPairs pairs;
-  pairs.k.resize(static_cast<std::size_t>(p.sequences * p.heads_k));
-  pairs.q.resize(pairs.k.size());
-  std::vector<Moments> by_head(static_cast<std::size_t>(p.sequences * p.heads));
+  std::vector<Moments> q(static_cast<std::size_t>(p.sequences * p.heads));
+  std::vector<Moments> k(static_cast<std::size_t>(p.sequences * p.heads_k));
   if (p.device.kind == DeviceKind::cpu) {
-    sum_heads(in.q, checked.q, by_head, exec.parallel);
-    sum_heads(in.k, checked.k, pairs.k, exec.parallel);
+    sum_heads(in.q, checked.q, q, exec.parallel);
+    sum_heads(in.k, checked.k, k, exec.parallel);
   } else {
-    sum_on_device(in, checked.self, by_head, pairs.k, exec);
+    sum_on_device(in, checked.self, q, k, exec);
   }
-  expect_finite(call, "q", by_head, p.heads);
-  expect_finite(call, "k", pairs.k, p.heads_k);
-  for (std::size_t i = 0; i < by_head.size(); ++i) {
-    Moments& total = pairs.q[i / static_cast<std::size_t>(group)];
-    total = merged(total, by_head[i]);
-  }
-  return pairs;
+  return pair_heads(call, q, k, p.heads, p.heads_k);
 }
 
 }  // namespace lln

@@ -24,4 +24,8 @@ struct HeadPairs {
 HeadPairs sum_pairs(const char* call, const MatchingInputs& in, const CheckedMatching& checked,
                     const Exec& exec);
 
+// From the moments of each head, in the order of JoinedMoments; throws as sum_pairs does.
+HeadPairs pair_heads(const char* call, std::span<const Moments> q, std::span<const Moments> k,
+                     std::int64_t heads, std::int64_t heads_k);
+
 }  // namespace lln

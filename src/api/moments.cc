@@ -107,7 +107,12 @@ void write_running(const Problem& p, const RunningMoments& running, ScaleWriter&
   }
 }
 
-void write_per_head(const Problem& p, const HeadPairs& pairs, ScaleWriter& writer) {
+void write_matched(const Problem& p, const HeadPairs& pairs, Matching mode, ScaleWriter& writer) {
+  if (mode == Matching::paper) {
+    const MatchedScales scales = writer.match(-1, -1, pooled(pairs.q), pooled(pairs.k));
+    writer.write_all(scales.alpha, scales.beta);
+    return;
+  }
   for (std::int64_t s = 0; s < p.sequences; ++s) {
     for (std::int64_t h = 0; h < p.heads_k; ++h) {
       const auto at = static_cast<std::size_t>(s * p.heads_k + h);
@@ -132,16 +137,11 @@ MatchingReport match(const MatchingInputs& in, const MatchingOutputs& out,
     case Matching::frozen:
       write_frozen(p, in, out);
       break;
-    case Matching::paper: {
-      const HeadPairs pairs = sum_pairs("match_moments", in, checked, exec);
-      const MatchedScales scales = writer.match(-1, -1, pooled(pairs.q), pooled(pairs.k));
-      writer.write_all(scales.alpha, scales.beta);
-      break;
-    }
+    case Matching::paper:
     case Matching::per_head:
     case Matching::exact:
     case Matching::entropy:
-      write_per_head(p, sum_pairs("match_moments", in, checked, exec), writer);
+      write_matched(p, sum_pairs("match_moments", in, checked, exec), options.mode, writer);
       break;
     case Matching::ema:
       write_running(p, *options.running, writer);
@@ -150,10 +150,24 @@ MatchingReport match(const MatchingInputs& in, const MatchingOutputs& out,
   return report;
 }
 
-void update(RunningMoments& running, const MatchingInputs& in, const Exec& exec) {
-  const CheckedMatching checked = check_update(running, in);
-  const HeadPairs pairs = sum_pairs("update_moments", in, checked, exec);
-  const auto heads = static_cast<std::size_t>(checked.problem.heads_k);
+MatchingReport match(const JoinedMoments& moments, const MatchingOutputs& out,
+                     const MatchingOptions& options) {
+  const Problem p = check_matching(moments, out, options);
+  const MatchingRule rule = matching_rule(options, p.dim);
+  MatchingReport report{.constants = rule.line};
+  ScaleWriter writer(p, out, rule, report);
+  if (options.mode == Matching::none) {
+    writer.write_all(1, 1);
+  } else {
+    write_matched(p,
+                  pair_heads("match_moments", moments.q, moments.k, moments.heads, moments.heads_k),
+                  options.mode, writer);
+  }
+  return report;
+}
+
+void update(RunningMoments& running, const HeadPairs& pairs, std::int64_t heads_k) {
+  const auto heads = static_cast<std::size_t>(heads_k);
   running.q.resize(heads);
   running.k.resize(heads);
   for (std::size_t h = 0; h < heads; ++h) {
@@ -219,8 +233,25 @@ MatchingReport match_moments(const MatchingInputs& in, const MatchingOutputs& ou
   return memory_errors("match_moments", [&] { return match(in, out, options, exec); });
 }
 
+MatchingReport match_moments(const JoinedMoments& moments, const MatchingOutputs& out,
+                             const MatchingOptions& options) {
+  return memory_errors("match_moments", [&] { return match(moments, out, options); });
+}
+
 void update_moments(RunningMoments& running, const MatchingInputs& in, const Exec& exec) {
-  memory_errors("update_moments", [&] { update(running, in, exec); });
+  memory_errors("update_moments", [&] {
+    const CheckedMatching checked = check_update(running, in);
+    update(running, sum_pairs("update_moments", in, checked, exec), checked.problem.heads_k);
+  });
+}
+
+void update_moments(RunningMoments& running, const JoinedMoments& moments) {
+  memory_errors("update_moments", [&] {
+    check_update(running, moments);
+    update(running,
+           pair_heads("update_moments", moments.q, moments.k, moments.heads, moments.heads_k),
+           moments.heads_k);
+  });
 }
 
 }  // namespace lln

@@ -69,6 +69,71 @@ void expect_device_takes(const char* call, Device device, DType dtype, std::int6
               fmt::format("{}: no moments of tensors on {}: {}", call, to_string(device), refusal));
 }
 
+// What a mode asks of the attention that it is for, and the constants of its line.
+void check_rule(const MatchingOptions& options, Faults& faults) {
+  const char* mode = to_string(options.mode);
+  if (options.causal && reads_sequence(options.mode)) {
+    faults.add(fmt::format(
+        "mode {} reads the whole sequence, so a causal row would depend on its future: use ema, "
+        "none, or frozen with alpha and beta calibrated before",
+        mode));
+  }
+  if (options.feature != Feature::exp &&
+      (reads_sequence(options.mode) || options.mode == Matching::ema)) {
+    faults.add(fmt::format(
+        "mode {} matches the exponential feature map, found {}: use none, or frozen with alpha "
+        "and beta",
+        mode, to_string(options.feature)));
+  }
+  if (!options.constants) return;
+  if (!takes_constants(options.mode)) {
+    faults.add(fmt::format("constants are given but mode {} does not use them", mode));
+  } else if (!(options.constants->a > 0) || !std::isfinite(options.constants->a) ||
+             !std::isfinite(options.constants->b)) {
+    faults.add(fmt::format("constants are a = {}, b = {}: expected finite ones with a > 0",
+                           options.constants->a, options.constants->b));
+  }
+}
+
+void check_decay(double decay, Faults& faults) {
+  if (decay >= 0 && decay < 1) return;
+  faults.add(fmt::format("the decay of running moments is {}: expected 0 to below 1", decay));
+}
+
+void check_running_heads(const RunningMoments& running, std::int64_t heads_k, Faults& faults) {
+  const auto heads = static_cast<std::size_t>(heads_k);
+  const bool before_first_step = running.q.empty() && running.k.empty();
+  if (!before_first_step && (running.q.size() != heads || running.k.size() != heads)) {
+    faults.add(
+        fmt::format("running moments have {} heads of q and {} of k: expected one per key head, {}",
+                    running.q.size(), running.k.size(), heads));
+  }
+  check_decay(running.decay, faults);
+}
+
+// The sizes of joined moments as those of a problem.
+Problem check_joined(const JoinedMoments& moments, Faults& faults) {
+  Problem p;
+  p.heads = moments.heads;
+  p.heads_k = moments.heads_k;
+  p.dim = p.dim_v = moments.dim;
+  if (p.dim < 1 || p.heads < 1 || p.heads_k < 1 || p.heads % p.heads_k != 0) {
+    faults.add(
+        fmt::format("dim is {}, heads {}, heads_k {}: expected all positive, and heads a "
+                    "multiple of heads_k",
+                    p.dim, p.heads, p.heads_k));
+    return p;
+  }
+  const auto q = static_cast<std::int64_t>(moments.q.size());
+  const auto k = static_cast<std::int64_t>(moments.k.size());
+  p.batch = p.sequences = k / p.heads_k;
+  if (k != p.sequences * p.heads_k || q != p.sequences * p.heads) {
+    faults.add(fmt::format("{} moments of q and {} of k: expected {} and {} for each sequence", q,
+                           k, p.heads, p.heads_k));
+  }
+  return p;
+}
+
 class MatchingChecker {
  public:
   explicit MatchingChecker(const MatchingInputs& in) : in_(in) {
@@ -107,30 +172,9 @@ class MatchingChecker {
   }
 
   void check_mode(const MatchingOptions& options) {
-    const char* mode = to_string(options.mode);
-    if (options.causal && reads_sequence(options.mode)) {
-      faults.add(fmt::format(
-          "mode {} reads the whole sequence, so a causal row would depend on its future: use ema, "
-          "none, or frozen with alpha and beta calibrated before",
-          mode));
-    }
-    if (options.feature != Feature::exp &&
-        (reads_sequence(options.mode) || options.mode == Matching::ema)) {
-      faults.add(fmt::format(
-          "mode {} matches the exponential feature map, found {}: use none, or frozen with alpha "
-          "and beta",
-          mode, to_string(options.feature)));
-    }
+    check_rule(options, faults);
     check_frozen(options.mode);
     check_running(options);
-    if (!options.constants) return;
-    if (!takes_constants(options.mode)) {
-      faults.add(fmt::format("constants are given but mode {} does not use them", mode));
-    } else if (!(options.constants->a > 0) || !std::isfinite(options.constants->a) ||
-               !std::isfinite(options.constants->b)) {
-      faults.add(fmt::format("constants are a = {}, b = {}: expected finite ones with a > 0",
-                             options.constants->a, options.constants->b));
-    }
   }
 
   void check_outputs(const MatchingOutputs& out) {
@@ -142,14 +186,7 @@ class MatchingChecker {
   }
 
   void check_running_sizes(const RunningMoments& running) {
-    const auto heads = static_cast<std::size_t>(problem_.heads_k);
-    const bool before_first_step = running.q.empty() && running.k.empty();
-    if (!before_first_step && (running.q.size() != heads || running.k.size() != heads)) {
-      faults.add(fmt::format(
-          "running moments have {} heads of q and {} of k: expected one per key head, {}",
-          running.q.size(), running.k.size(), heads));
-    }
-    check_decay(running.decay);
+    check_running_heads(running, problem_.heads_k, faults);
     if (on_device()) {
       faults.add(
           fmt::format("running moments are in host memory and the tensors on {}: give "
@@ -164,7 +201,7 @@ class MatchingChecker {
     if (running.heads.shape == shape && running.heads.stride != contiguous_stride(shape)) {
       faults.add("running_on_device is not contiguous");
     }
-    check_decay(running.decay);
+    check_decay(running.decay, faults);
     if (!on_device()) {
       faults.add(fmt::format("running_on_device is given with tensors on {}: give running",
                              to_string(problem_.device)));
@@ -188,11 +225,6 @@ class MatchingChecker {
  private:
   DType parameter_type() const { return problem_.dtype == DType::f64 ? DType::f64 : DType::f32; }
   bool on_device() const { return problem_.device.kind != DeviceKind::cpu; }
-
-  void check_decay(double decay) {
-    if (decay >= 0 && decay < 1) return;
-    faults.add(fmt::format("the decay of running moments is {}: expected 0 to below 1", decay));
-  }
 
   void check_frozen(Matching mode) {
     const std::tuple<const char*, const ConstView&, std::int64_t> parameters[] = {
@@ -305,6 +337,37 @@ CheckedMatching check_update(const RunningMoments& running, const MatchingInputs
   checker.check_tensors();
   checker.check_running_sizes(running);
   return checker.finish("update_moments", "");
+}
+
+Problem check_matching(const JoinedMoments& moments, const MatchingOutputs& out,
+                       const MatchingOptions& options) {
+  Faults faults;
+  const Problem p = check_joined(moments, faults);
+  check_rule(options, faults);
+  if (options.mode != Matching::none && !reads_sequence(options.mode)) {
+    faults.add(
+        fmt::format("mode {} takes no moments of the call: expected none, paper, per_head, "
+                    "exact or entropy",
+                    to_string(options.mode)));
+  }
+  faults.output("alpha (output)", out.alpha, {p.sequences, p.heads, 1, 1}, out.alpha.dtype,
+                p.device);
+  faults.output("beta (output)", out.beta, {p.sequences, p.heads_k, 1, 1}, out.alpha.dtype,
+                p.device);
+  if (out.alpha.dtype != DType::f32 && out.alpha.dtype != DType::f64) {
+    faults.add(
+        fmt::format("alpha (output) is {}: expected f32 or f64", to_string(out.alpha.dtype)));
+  }
+  faults.throw_any("match_moments",
+                   fmt::format("mode {} for joined moments", to_string(options.mode)));
+  return p;
+}
+
+void check_update(const RunningMoments& running, const JoinedMoments& moments) {
+  Faults faults;
+  check_joined(moments, faults);
+  check_running_heads(running, moments.heads_k, faults);
+  faults.throw_any("update_moments", "joined moments");
 }
 
 CheckedMatching check_update(const DeviceRunningMoments& running, const MatchingInputs& in) {

@@ -31,6 +31,10 @@ CheckedMatching check_matching(const MatchingInputs& in, const MatchingOutputs& 
                                const MatchingOptions& options);
 CheckedMatching check_update(const RunningMoments& running, const MatchingInputs& in);
 CheckedMatching check_update(const DeviceRunningMoments& running, const MatchingInputs& in);
+// Sizes alone: of sequences, heads and channels.
+Problem check_matching(const JoinedMoments& moments, const MatchingOutputs& out,
+                       const MatchingOptions& options);
+void check_update(const RunningMoments& running, const JoinedMoments& moments);
 CheckedMatching check_calibration(const MatchingInputs& in, Matching mode);
 // Of the tensors alone.
 CheckedMatching check_workspace_inputs(const MatchingInputs& in);
