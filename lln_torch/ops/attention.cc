@@ -232,8 +232,15 @@ CallOptions call_options(const AttentionCall& call) {
   throw lln::Error(lln::ErrorCode::invalid_argument, text);
 }
 
+std::string matching_of(const AttentionCall& call) {
+  if (call.matching != "auto") return call.matching;
+  return call.feature == "exp" ? "per_head" : "none";
+}
+
+}  // namespace
+
 // What the core cannot see: that a request leaves out what another part of it is for.
-void check_call(const AttentionCall& call) {
+void check_attention_call(const AttentionCall& call) {
   if (call.diag_block == 0) {
     const bool mix = call.mix.defined();
     if (mix || call.lln_weight.defined() || call.diag_weight.defined()) {
@@ -246,16 +253,9 @@ void check_call(const AttentionCall& call) {
   }
 }
 
-std::string matching_of(const AttentionCall& call) {
-  if (call.matching != "auto") return call.matching;
-  return call.feature == "exp" ? "per_head" : "none";
-}
-
-}  // namespace
-
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const AttentionCall& call) {
-  check_call(call);
+  check_attention_call(call);
   CallOptions options = call_options(call);
   DifferentiableTensors x{prepared("q", q), prepared("k", k), prepared("v", v)};
   CallScales scales{.matching = matching_of(call), .query_mask = call.query_mask};

@@ -38,6 +38,9 @@ struct AttentionCall {
   at::Tensor cu_seqlens, cu_seqlens_k;
 };
 
+// Throws lln::Error where a call asks for parts that contradict each other.
+void check_attention_call(const AttentionCall& call);
+
 // q [batch, heads, tokens, dim], k and v [batch, heads_k, tokens_k, dim or dim_v] -> o [batch,
 // heads, tokens, dim_v] of the type of q and in its order in memory. Under autocast q, k and v are
 // taken in its type; scales and weights keep theirs. A row without a key that counts is zero, and

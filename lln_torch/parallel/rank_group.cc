@@ -2,25 +2,67 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lln_torch/parallel/rank_group.h"
 
+#include <ATen/ops/empty.h>
+
 namespace lln_torch {
 
-RankGroup::Work RankGroup::begin_sum(const at::Tensor& tensor) const {
+void RankGroup::fail(const std::exception& e) const {
+  throw RankLost(watch_ != nullptr ? watch_->find_fault(text_of(e)) : text_of(e));
+}
+
+RankGroup::Work RankGroup::begin_reduce(const at::Tensor& tensor,
+                                        c10d::ReduceOp::RedOpType op) const {
   std::vector<at::Tensor> tensors = {tensor};
+  c10d::AllreduceOptions options;
+  options.reduceOp = op;
   try {
-    return backend_->allreduce(tensors);
+    return backend_->allreduce(tensors, options);
   } catch (const std::exception& e) {
-    throw RankLost(watch_->find_fault(text_of(e)));
+    fail(e);
   }
 }
 
+RankGroup::Work RankGroup::begin_sum(const at::Tensor& tensor) const {
+  return begin_reduce(tensor, c10d::ReduceOp::SUM);
+}
+RankGroup::Work RankGroup::begin_max(const at::Tensor& tensor) const {
+  return begin_reduce(tensor, c10d::ReduceOp::MAX);
+}
+RankGroup::Work RankGroup::begin_min(const at::Tensor& tensor) const {
+  return begin_reduce(tensor, c10d::ReduceOp::MIN);
+}
+
+RankGroup::Passed RankGroup::begin_pass(const at::Tensor& out, int to, const at::Tensor& in,
+                                        int from, int tag) const {
+  if (to < 0 && from < 0) return {};
+  std::vector<at::Tensor> outs = {out}, ins = {in};
+  // NCCL would otherwise wait for the one before it begins the other.
+  const bool together = backend_->supportsCoalescing() && device_.is_cuda();
+  Passed passed;
+  try {
+    if (together) backend_->startCoalescing();
+    if (from >= 0) passed.received = backend_->recv(ins, from, tag);
+    if (to >= 0) passed.sent = backend_->send(outs, to, tag);
+    if (together) passed = {nullptr, backend_->endCoalescing()};
+  } catch (const std::exception& e) {
+    fail(e);
+  }
+  return passed;
+}
+
 void RankGroup::wait(const Work& work) const {
-  watch_->set_waiting(true);
+  if (watch_ != nullptr) watch_->set_waiting(true);
   try {
     work->wait();
   } catch (const std::exception& e) {
-    throw RankLost(watch_->find_fault(text_of(e)));
+    fail(e);
   }
-  watch_->set_waiting(false);
+  if (watch_ != nullptr) watch_->set_waiting(false);
+}
+
+void RankGroup::wait(const Passed& passed) const {
+  if (passed.received) wait(passed.received);
+  if (passed.sent) wait(passed.sent);
 }
 
 void RankGroup::broadcast(const at::Tensor& tensor, int root) const {
@@ -31,9 +73,25 @@ void RankGroup::broadcast(const at::Tensor& tensor, int root) const {
   try {
     work = backend_->broadcast(tensors, options);
   } catch (const std::exception& e) {
-    throw RankLost(watch_->find_fault(text_of(e)));
+    fail(e);
   }
   wait(work);
+}
+
+at::Tensor RankGroup::gather(const at::Tensor& tensor) const {
+  std::vector<std::int64_t> sizes = tensor.sizes().vec();
+  sizes.insert(sizes.begin(), size());
+  const at::Tensor all = at::empty(sizes, tensor.options());
+  std::vector<std::vector<at::Tensor>> outputs = {all.unbind(0)};
+  std::vector<at::Tensor> inputs = {tensor.contiguous()};
+  Work work;
+  try {
+    work = backend_->allgather(outputs, inputs);
+  } catch (const std::exception& e) {
+    fail(e);
+  }
+  wait(work);
+  return all;
 }
 
 }  // namespace lln_torch

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <stdexcept>
@@ -22,23 +23,41 @@ class RankGroup {
  public:
   using Work = c10::intrusive_ptr<c10d::Work>;
 
-  // The watch outlives this object.
-  RankGroup(Backend backend, const c10::Device& device, RankWatch& watch)
-      : backend_(std::move(backend)), device_(device), watch_(&watch) {}
+  // The watch outlives this object. Without one a failed exchange is told in the words of c10d.
+  RankGroup(Backend backend, const c10::Device& device, RankWatch* watch = nullptr)
+      : backend_(std::move(backend)), device_(device), watch_(watch) {}
 
   int rank() const { return backend_->getRank(); }
   int size() const { return backend_->getSize(); }
   bool first() const { return rank() == 0; }
   const c10::Device& device() const { return device_; }  // of the tensors that it takes
-  RankWatch& watch() const { return *watch_; }
+  // Something was done that others need not wait for: see RankWatch.
+  void work_done() const {
+    if (watch_ != nullptr) watch_->work_done();
+  }
 
-  // Begins to sum a contiguous tensor over all ranks, in place; it may not be touched until wait().
-  Work begin_sum(const at::Tensor& tensor) const;
+  // Each begins an exchange of contiguous tensors, which may not be touched until wait(). All ranks
+  // begin theirs in the same order.
+  Work begin_sum(const at::Tensor& tensor) const;  // over all ranks, in place
+  Work begin_max(const at::Tensor& tensor) const;
+  Work begin_min(const at::Tensor& tensor) const;
+  struct Passed {
+    Work sent, received;
+  };
+  // To one rank and from another; -1: none. Passes that are under way at once have tags of their
+  // own.
+  Passed begin_pass(const at::Tensor& out, int to, const at::Tensor& in, int from, int tag) const;
   void wait(const Work& work) const;
+  void wait(const Passed& passed) const;
+
   // The tensor of rank `root` to all.
   void broadcast(const at::Tensor& tensor, int root) const;
+  // Those of all ranks, [size, ...] in their order.
+  at::Tensor gather(const at::Tensor& tensor) const;
 
  private:
+  Work begin_reduce(const at::Tensor& tensor, c10d::ReduceOp::RedOpType op) const;
+  [[noreturn]] void fail(const std::exception& e) const;
   Backend backend_;
   c10::Device device_;
   RankWatch* watch_;

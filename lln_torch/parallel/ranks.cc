@@ -109,7 +109,7 @@ RankGroup Ranks::group(const std::string& name, const c10::Device& device) {
   const auto make = device.is_cuda() ? make_nccl : make_gloo;
   try {
     backends_.push_back(make(own, place_.rank, place_.size, options_.timeout));
-    return {backends_.back(), device, *watch_};
+    return {backends_.back(), device, watch_.get()};
   } catch (const lln::Error&) {
     throw;
   } catch (const std::exception& e) {

@@ -312,7 +312,7 @@ bool Loop::evaluate_here() {
   options.bf16 = settings_.step.bf16;
   options.step = state_.step;
   options.interrupted = [&] {
-    if (job_.group != nullptr) job_.group->watch().work_done();
+    if (job_.group != nullptr) job_.group->work_done();
     return stopped() || signalled();
   };
   const std::optional<Evaluation> found = evaluate(job_.model, job_.source, job_.device, options);
@@ -370,7 +370,7 @@ void Loop::save() {
   instruments_->sync();
   store_->save({state_, named_weights(job_.model), optimizer_tensors()});
   store_->prune(settings_.keep, state_.best_step);
-  if (job_.group != nullptr) job_.group->watch().work_done();
+  if (job_.group != nullptr) job_.group->work_done();
 }
 
 }  // namespace

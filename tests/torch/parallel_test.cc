@@ -46,7 +46,7 @@ void on_ranks(int size, const std::function<void(const RankGroup&)>& work) {
                       watch_options(rank, size, milliseconds(60'000)));
       const RankGroup group(make_gloo(c10::make_intrusive<c10d::PrefixStore>("gloo", store), rank,
                                       size, milliseconds(60'000)),
-                            at::kCPU, watch);
+                            at::kCPU, &watch);
       work(group);
       watch.leave();
     });

@@ -1,0 +1,143 @@
+// Arguments of a call, alpha and beta from moments of all pieces, and the two forms.
+// SPDX-License-Identifier: Apache-2.0
+#include "lln_torch/parallel/sequence_attention.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include "lln/error.h"
+#include "lln_torch/ops/handles.h"
+#include "lln_torch/parallel/sequence_call.h"
+
+namespace lln_torch {
+namespace {
+
+[[noreturn]] void refuse_sequence_call(const std::string& text) {
+  throw lln::Error(lln::ErrorCode::invalid_argument, "attention over pieces: " + text);
+}
+
+void check_sequence_call(const at::Tensor& q, const at::Tensor& k, const AttentionCall& call,
+                         const Pieces& pieces) {
+  if (q.dim() != 4 || k.dim() != 4 || q.size(2) != pieces.tokens() ||
+      k.size(2) != pieces.tokens()) {
+    refuse_sequence_call(
+        fmt::format("q and k must be [batch, heads, tokens, dim] with the {} tokens of the piece",
+                    pieces.tokens()));
+  }
+  for (const at::Tensor* x : {&call.key_mask, &call.key_lengths, &call.cu_seqlens,
+                              &call.cu_seqlens_k, &call.query_mask}) {
+    if (x->defined()) refuse_sequence_call("which tokens count is said by Pieces, not by the call");
+  }
+}
+
+at::Tensor piece_argument(const char* name, const at::Tensor& x) {
+  check_readable(name, x);
+  return with_contiguous_channels(in_autocast_type(x));
+}
+
+at::ScalarType type_beside(const at::Tensor& q) {
+  return q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+// A scale as [1 or S, heads].
+at::Tensor scale_of_heads(const at::Tensor& q, const at::Tensor& given,
+                          const std::optional<double>& number, std::int64_t heads) {
+  if (!given.defined()) {
+    return at::full({1, heads}, *number, q.options().dtype(type_beside(q)));
+  }
+  const at::Tensor scale = given.to(type_beside(q));
+  return scale.dim() == 2 && scale.size(1) == heads
+             ? scale
+             : scale.expand({scale.dim() == 2 ? scale.size(0) : 1, heads}).contiguous();
+}
+
+MatchedTensors scales_of_call(const at::Tensor& q, const at::Tensor& k, const AttentionCall& call,
+                              const Pieces& pieces) {
+  const bool alpha = call.alpha.defined() || call.fixed_alpha;
+  const bool beta = call.beta.defined() || call.fixed_beta;
+  if (alpha != beta) refuse_sequence_call("of alpha and beta one is given: give both, or none");
+  if (alpha) {
+    return {scale_of_heads(q, call.alpha, call.fixed_alpha, q.size(1)),
+            scale_of_heads(q, call.beta, call.fixed_beta, k.size(1))};
+  }
+  const std::string mode = call.matching != "auto" ? call.matching
+                           : call.feature == "exp" ? "per_head"
+                                                   : "none";
+  const PieceMoments moments = join_moments(q, k, pieces);
+  return match_joined(moments.q, moments.k, q, mode, call.causal, call.feature);
+}
+
+// A weight as the core takes it, with heads: [heads], [heads, dim_v] or [batch, heads, tokens].
+at::Tensor weight_of_heads(const at::Tensor& q, const at::Tensor& x) {
+  if (!x.defined()) return x;
+  const at::Tensor weight = x.to(type_beside(q));
+  return weight.dim() == 0 ? weight.expand({q.size(1)}).contiguous() : weight;
+}
+
+// The same beside [batch, heads, tokens, dim_v].
+at::Tensor spread_weight(const at::Tensor& x) {
+  if (x.dim() == 1) return x.view({1, -1, 1, 1});
+  return x.dim() == 2 ? x.unsqueeze(1).unsqueeze(0) : x.unsqueeze(3);
+}
+
+at::Tensor mix_parts(const at::Tensor& far, const at::Tensor& near, const CausalWeights& weights,
+                     double fixed_mix) {
+  if (weights.lln_weight.defined()) {
+    return (spread_weight(weights.lln_weight) * far + spread_weight(weights.diag_weight) * near)
+        .to(far.scalar_type());
+  }
+  if (weights.mix.defined()) {
+    const at::Tensor mix = spread_weight(weights.mix);
+    return (mix * far + (1 - mix) * near).to(far.scalar_type());
+  }
+  return at::add(far * fixed_mix, near, 1 - fixed_mix);
+}
+
+// [parts, S, heads, 3] of disjoint sets to [S, heads, 3] of their union.
+at::Tensor join_sets(const at::Tensor& parts) {
+  const at::Tensor count = parts.select(-1, 0), mean = parts.select(-1, 1);
+  const at::Tensor total = count.sum(0);
+  const at::Tensor centre = (count * mean).sum(0) / total.clamp_min(1);
+  const at::Tensor deviations = (parts.select(-1, 2) + count * (mean - centre).square()).sum(0);
+  return at::stack({total, centre, deviations}, -1).contiguous();
+}
+
+}  // namespace
+
+PieceMoments join_moments(const at::Tensor& q, const at::Tensor& k, const Pieces& pieces) {
+  const auto own = [&](const at::Tensor& x) {
+    return piece_moments(x, pieces.key_mask(), pieces.key_lengths(), pieces.cu_seqlens());
+  };
+  const RankGroup& group = pieces.group();
+  at::Tensor both = at::cat({own(q), own(k)}, 1);
+  if (group.size() > 1) both = join_sets(group.gather(both.to(group.device())).to(at::kCPU));
+  return {both.narrow(1, 0, q.size(1)).contiguous(),
+          both.narrow(1, q.size(1), k.size(1)).contiguous()};
+}
+
+at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     const AttentionCall& call, const Pieces& pieces) {
+  check_attention_call(call);
+  check_sequence_call(q, k, call, pieces);
+  if (call.diag_block > 0) pieces.expect_whole_blocks(call.diag_block);
+  const at::Tensor rows = piece_argument("q", q), keys = piece_argument("k", k),
+                   values = piece_argument("v", v);
+  const CausalWeights weights{weight_of_heads(rows, call.mix),
+                              weight_of_heads(rows, call.lln_weight),
+                              weight_of_heads(rows, call.diag_weight)};
+  const bool weighed = weights.mix.defined() || weights.lln_weight.defined();
+  if (call.diag_block > 0 && !weighed && call.fixed_mix == 0) {
+    AttentionCall blocks = call;  // no other piece is seen
+    blocks.key_mask = pieces.key_mask();
+    blocks.key_lengths = pieces.key_lengths();
+    blocks.cu_seqlens = pieces.cu_seqlens();
+    return attention(q, k, v, blocks);
+  }
+  const auto [alpha, beta] = scales_of_call(rows, keys, call, pieces);
+  const SequenceCall sequence{call.diag_block, call.feature, call.fixed_mix, pieces};
+  if (call.causal) return causal_attention(rows, keys, values, alpha, beta, weights, sequence);
+  const auto [far, near] = whole_attention(rows, keys, values, alpha, beta, sequence);
+  return near.defined() ? mix_parts(far, near, weights, call.fixed_mix) : far;
+}
+
+}  // namespace lln_torch
