@@ -36,6 +36,7 @@ struct TrainArguments {
   bool resume = false, json = false;
   int threads = 0;
   double rank_timeout = 600;
+  int sequence_ranks = 1;
   std::string command;
 };
 
@@ -193,7 +194,8 @@ OpenedRun open_run(TrainArguments& arguments, lln_torch::Ranks* ranks) {
         {"set", arguments.sets},
         {"data", arguments.data},
         {"device", arguments.device},
-        {"threads", arguments.threads}};
+        {"threads", arguments.threads},
+        {"sequence_ranks", arguments.sequence_ranks}};
     ranks->from_first("run", told.dump());
     return opened;
   }
@@ -204,6 +206,11 @@ OpenedRun open_run(TrainArguments& arguments, lln_torch::Ranks* ranks) {
                                : lln_torch::Settings::from_toml(text, name);
   for (const Json& set : told["set"]) {
     if (!opened.begun) opened.config.set(set.get<std::string>());
+  }
+  if (arguments.sequence_ranks != told["sequence_ranks"]) {
+    throw UsageError(fmt::format("--sequence-ranks {} of rank {}: rank 0 has {}",
+                                 arguments.sequence_ranks, ranks->rank(),
+                                 told["sequence_ranks"].get<int>()));
   }
   if (arguments.data.empty()) arguments.data = told["data"];
   if (arguments.device.empty()) arguments.device = told["device"];
@@ -251,8 +258,22 @@ int finish_training(const TrainArguments& arguments, const RunFolder& run,
   return stopped ? kStopped : kOk;
 }
 
+void check_sequence_ranks(const TrainArguments& arguments, const lln_torch::Ranks* ranks) {
+  const int size = ranks != nullptr ? ranks->size() : 1;
+  if (size % arguments.sequence_ranks == 0) return;
+  throw UsageError(fmt::format("--sequence-ranks {}: expected a divisor of the number of ranks, {}",
+                               arguments.sequence_ranks, size));
+}
+
+std::string ranks_text(const lln_torch::Ranks* ranks, int together) {
+  if (ranks == nullptr) return {};
+  const std::string text = fmt::format(" on {} ranks", ranks->size());
+  return together == 1 ? text : text + fmt::format(", {} to a row", together);
+}
+
 int run_train(TrainArguments arguments, lln_torch::Ranks* ranks) {
   const bool first = ranks == nullptr || ranks->first();
+  check_sequence_ranks(arguments, ranks);
   OpenedRun opened = open_run(arguments, ranks);
   const torch::Device device =
       lln_torch::find_device(arguments.device.empty() ? "cpu" : arguments.device,
@@ -274,15 +295,19 @@ int run_train(TrainArguments arguments, lln_torch::Ranks* ranks) {
     opened.folder.write_config(read_text_file(arguments.config), opened.config.resolved(),
                                run_facts(arguments, made, device, ranks ? ranks->size() : 1));
   }
-  std::optional<lln_torch::RankGroup> group;
-  if (ranks != nullptr) group = ranks->group("data", device);
+  std::optional<lln_torch::RankGroup> group, sequence;
+  if (ranks != nullptr) {
+    group = ranks->group("data", device);
+    const int together = arguments.sequence_ranks;
+    if (together > 1) sequence = ranks->group("sequence", device, together);
+  }
   const lln_torch::StopSignals signals;
   lln_torch::CheckpointFiles files;
   TrainLine line(arguments.json || !first);
   line.print(fmt::format("{}: {} on {}, {} parameters, {} steps of {} rows", opened.folder.path(),
                          made.name, made.source->task().name, made.parameters,
                          made.settings.schedule.steps, made.settings.batch) +
-             (ranks != nullptr ? fmt::format(" on {} ranks", ranks->size()) : std::string()));
+             ranks_text(ranks, arguments.sequence_ranks));
   if (made.settings.step.cuda_graph && !device.is_cuda()) {
     line.print("train.cuda_graph has no effect on a CPU");
   }
@@ -300,7 +325,8 @@ int run_train(TrainArguments arguments, lln_torch::Ranks* ranks) {
                             .device = device,
                             .files = files,
                             .signals = &signals,
-                            .group = group ? &*group : nullptr},
+                            .group = group ? &*group : nullptr,
+                            .sequence = sequence ? &*sequence : nullptr},
                            events);
   } catch (const lln_torch::NotFinite& e) {
     return first ? report_not_finite(e.what(), arguments) : kNotFinite;
@@ -329,6 +355,11 @@ Verb add_train(CLI::App& program, const std::string& command_line) {
   command->add_flag("--resume", arguments->resume, "Go on with the run; begin where there is none");
   command->add_option("--device", arguments->device, "cpu or cuda")
       ->check(CLI::IsMember({"cpu", "cuda"}));
+  command
+      ->add_option("--sequence-ranks", arguments->sequence_ranks,
+                   "Of several ranks: how many share each row, every one with some of its tokens")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
   command
       ->add_option("--rank-timeout", arguments->rank_timeout,
                    "Of several ranks: seconds until one that is silent ends all")

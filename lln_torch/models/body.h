@@ -78,7 +78,7 @@ class Layer : public torch::nn::Module {
 class Stack : public torch::nn::Module {
  public:
   Stack(const BodyConfig& config, const Settings& attention);
-  // In generation tokens are those from `first` on of their rows.
+  // The tokens are those from `first` on of their rows: in generation, and of pieces.
   Tensor forward(Tensor x, const Tensor& key_mask, Context& context, std::int64_t first = 0,
                  const LayerMemories& memories = {});
   std::int64_t size() const { return static_cast<std::int64_t>(layers_.size()); }

@@ -26,8 +26,10 @@ struct HeadConfig {
   double score_range = 1;  // scores are divided by it before a cosine is held against them
 };
 
-// x [rows, tokens, dim] -> [rows, dim]: the mean over tokens that count, or the first token.
-Tensor pool_tokens(const Tensor& x, const Tensor& mask, const std::string& pooling);
+// x [rows, tokens, dim] -> [rows, dim]: the mean over tokens that count, or the first token. Of the
+// whole rows, on all ranks, where the tokens are pieces of them.
+Tensor pool_tokens(const Tensor& x, const Tensor& mask, const std::string& pooling,
+                   const Pieces* pieces = nullptr);
 
 // Rows of x [rows, tokens, dim] whose label is to be predicted, with their labels.
 struct Predicted {

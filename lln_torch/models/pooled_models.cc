@@ -5,10 +5,35 @@
 #include <cmath>
 
 #include "lln_torch/models/heads.h"
+#include "lln_torch/parallel/sum_over_ranks.h"
 
 namespace lln_torch {
 
-Tensor pool_tokens(const Tensor& x, const Tensor& mask, const std::string& pooling) {
+namespace {
+
+// Sums over pieces are what all ranks go on with, each with its own gradient of them.
+Tensor pool_pieces(const Tensor& x, const Tensor& mask, const std::string& pooling,
+                   const Pieces& pieces) {
+  if (pooling == "cls") {
+    const bool here = pieces.offset() == 0 && x.size(1) > 0;
+    return sum_over_ranks(here ? x.select(1, 0) : x.narrow(1, 0, 0).sum(1), pieces.group());
+  }
+  if (!mask.defined()) {
+    return sum_over_ranks(x.sum(1), pieces.group()) / static_cast<double>(pieces.whole());
+  }
+  const Tensor counts = mask.unsqueeze(2);
+  const Tensor sum = at::where(counts, x, at::zeros({}, x.options())).sum(1);
+  const Tensor all =
+      sum_over_ranks(at::cat({sum, counts.sum(1).to(sum.scalar_type())}, 1), pieces.group());
+  const std::int64_t dim = x.size(2);
+  return all.narrow(1, 0, dim) / all.narrow(1, dim, 1).clamp_min(1);
+}
+
+}  // namespace
+
+Tensor pool_tokens(const Tensor& x, const Tensor& mask, const std::string& pooling,
+                   const Pieces* pieces) {
+  if (pieces != nullptr) return pool_pieces(x, mask, pooling, *pieces);
   if (pooling == "cls") return x.select(1, 0);
   if (!mask.defined()) return x.mean(1);
   const Tensor counts = mask.unsqueeze(2);
@@ -74,7 +99,8 @@ class PooledModel : public Model {
  private:
   Tensor pooled_text(const Tensor& ids, const Tensor& mask, const Tensor& segments,
                      Context& context) {
-    return pool_tokens(text_->forward(ids, mask, segments, context), mask, pooling_);
+    return pool_tokens(text_->forward(ids, mask, segments, context), mask, pooling_,
+                       context.pieces);
   }
 
   std::string pooling_;

@@ -6,6 +6,7 @@
 
 #include "lln/error.h"
 #include "lln_torch/models/body.h"
+#include "lln_torch/parallel/pieces.h"
 
 namespace lln_torch {
 namespace {
@@ -59,8 +60,10 @@ Tensor TextBody::embed(const Tensor& ids, const Tensor& segments, std::int64_t f
 
 Tensor TextBody::forward(const Tensor& ids, const Tensor& mask, const Tensor& segments,
                          Context& context) {
-  check_tokens(ids.size(1), config_);
-  return stack_->forward(embed(ids, segments, 0), mask, context);
+  const Pieces* const pieces = context.pieces;
+  const std::int64_t first = pieces != nullptr ? pieces->offset() : 0;
+  check_tokens(pieces != nullptr ? pieces->whole() : ids.size(1), config_);
+  return stack_->forward(embed(ids, segments, first), mask, context, first);
 }
 
 Tensor TextBody::continue_rows(const Tensor& ids, std::int64_t first, const LayerMemories& memories,

@@ -102,13 +102,15 @@ Ranks::Ranks(const RankPlace& place, const RanksOptions& options)
   }
 }
 
-RankGroup Ranks::group(const std::string& name, const c10::Device& device) {
-  const Store own = c10::make_intrusive<c10d::PrefixStore>("group/" + name, store_);
+RankGroup Ranks::group(const std::string& name, const c10::Device& device, int size) {
+  const int number = place_.rank / size, rank = place_.rank % size;
+  const Store own =
+      c10::make_intrusive<c10d::PrefixStore>(fmt::format("group/{}/{}", name, number), store_);
   // Those who come here first wait for the others, which may still read their data.
   gather("group/" + name, "");
   const auto make = device.is_cuda() ? make_nccl : make_gloo;
   try {
-    backends_.push_back(make(own, place_.rank, place_.size, options_.timeout));
+    backends_.push_back(make(own, rank, size, options_.timeout));
     return {backends_.back(), device, watch_.get()};
   } catch (const lln::Error&) {
     throw;

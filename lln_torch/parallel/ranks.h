@@ -45,8 +45,14 @@ class Ranks {
   const RankPlace& place() const { return place_; }
   RankWatch& watch() { return *watch_; }
 
-  // All ranks, over NCCL where the device is a CUDA device. `name` is one that no other group has.
-  RankGroup group(const std::string& name, const c10::Device& device);
+  // Groups of `size` ranks, one after the other, and of them the one that this rank is in; over
+  // NCCL where the device is a CUDA device. Every rank calls it. `name` is one that no other groups
+  // have.
+  RankGroup group(const std::string& name, const c10::Device& device, int size);
+  // All ranks.
+  RankGroup group(const std::string& name, const c10::Device& device) {
+    return group(name, device, place_.size);
+  }
 
   // The texts of all ranks, in their order; every rank calls it, with a name not used before.
   std::vector<std::string> gather(const std::string& name, const std::string& text);

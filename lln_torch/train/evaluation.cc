@@ -42,6 +42,66 @@ void collect(const ModelOutput& output, Collected& all) {
   append_values(output.labels.index_select(0, counts), all.labels);
 }
 
+struct Sums {
+  double loss = 0, count = 0;  // over all predictions so far
+};
+
+ModelOutput run_batch(Model& model, const Batch& batch, const torch::Device& device,
+                      const EvaluationOptions& options, Sums& sums) {
+  Context context;
+  context.step = options.step;
+  std::optional<SequenceCut::Part> piece;
+  if (options.cut != nullptr) {
+    piece.emplace(options.cut->cut(batch, device));
+    context.pieces = &piece->pieces;
+  }
+  const AutocastScope scope(device.type(), options.bf16);
+  ModelOutput output = model.run(piece ? piece->batch : to_tensors(batch, device), context);
+  const double predictions = piece ? piece->predictions : predictions_in(batch);
+  sums.loss += output.loss.item<double>() * predictions;
+  sums.count += predictions;
+  return output;
+}
+
+// All ranks go on, or none.
+bool is_interrupted(const EvaluationOptions& options) {
+  const bool here = options.interrupted();
+  if (options.cut == nullptr) return here;
+  const RankGroup& group = options.cut->group();
+  const Tensor flag =
+      at::full({1}, here ? 1 : 0, at::TensorOptions(at::kInt).device(group.device()));
+  group.broadcast(flag, 0);
+  return flag.item<int>() != 0;
+}
+
+// The lists of all ranks, one after the other.
+void join_lists(const RankGroup& group, std::vector<std::int32_t>& list) {
+  const auto own = static_cast<std::int64_t>(list.size());
+  const auto options = at::TensorOptions(at::kLong).device(group.device());
+  const Tensor sizes = group.gather(at::full({1}, own, options)).to(at::kCPU);
+  const std::int64_t largest = sizes.max().item<std::int64_t>();
+  list.resize(static_cast<std::size_t>(largest));
+  const Tensor padded = at::from_blob(list.data(), {largest}, at::kInt).to(group.device());
+  const Tensor all = group.gather(padded).to(at::kCPU);
+  std::vector<std::int32_t> joined;
+  for (std::int64_t rank = 0; rank < group.size(); ++rank) {
+    append_values(all[rank].narrow(0, 0, sizes[rank].item<std::int64_t>()), joined);
+  }
+  list = std::move(joined);
+}
+
+// Of tokens each rank has seen some; of rows all have seen all.
+void join_ranks(const SequenceCut& cut, Sums& sums, Collected& all) {
+  const RankGroup& group = cut.group();
+  Tensor both = at::tensor({sums.loss, sums.count}, at::kDouble).to(group.device());
+  group.wait(group.begin_sum(both));
+  both = both.to(at::kCPU);
+  sums = {both[0].item<double>(), both[1].item<double>()};
+  if (!cut.by_token()) return;
+  join_lists(group, all.classes);
+  join_lists(group, all.labels);
+}
+
 double metric_of(const std::string& name, const Collected& all) {
   return all.expected.empty() ? class_metric(name, all.classes, all.labels)
                               : score_metric(name, all.scores, all.expected);
@@ -91,30 +151,22 @@ std::optional<Evaluation> evaluate(Model& model, const Source& source, const tor
   const Task& task = source.task();
   const bool only_loss = task.metrics == std::vector<std::string>{"loss"};
   Collected collected;
-  double loss_sum = 0, count = 0;
+  Sums sums;
   bool interrupted = false;
   for (std::int64_t first = 0; first < rows; first += options.batch) {
-    if ((interrupted = options.interrupted())) break;
+    if ((interrupted = is_interrupted(options))) break;
     const Batch batch = source.validation_batch(first, std::min(options.batch, rows - first));
-    Context context;
-    context.step = options.step;
-    ModelOutput output;
-    {
-      const AutocastScope scope(device.type(), options.bf16);
-      output = model.run(to_tensors(batch, device), context);
-    }
-    const double predictions = predictions_in(batch);
-    loss_sum += output.loss.item<double>() * predictions;
-    count += predictions;
+    const ModelOutput output = run_batch(model, batch, device, options, sums);
     if (!only_loss) collect(output, collected);
   }
   model.train(training);
   if (interrupted) return std::nullopt;
-  if (count == 0) {
+  if (options.cut != nullptr) join_ranks(*options.cut, sums, collected);
+  if (sums.count == 0) {
     throw lln::Error(lln::ErrorCode::invalid_argument,
                      fmt::format("{}: the validation set has nothing to predict", task.name));
   }
-  Evaluation found{.loss = loss_sum / count, .rows = rows, .metrics = {}};
+  Evaluation found{.loss = sums.loss / sums.count, .rows = rows, .metrics = {}};
   for (const std::string& name : task.metrics) {
     found.metrics.emplace_back(name, name == "loss" ? found.loss : metric_of(name, collected));
   }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "lln_torch/models/model.h"
+#include "lln_torch/train/sequence_cut.h"
 
 namespace lln_torch {
 
@@ -19,6 +20,9 @@ struct EvaluationOptions {
   bool bf16 = false;
   std::int64_t step = 0;  // of the training that the model is at
   std::function<bool()> interrupted = [] { return false; };
+  // Tokens of rows are spread over its ranks, which all evaluate; what the first of them says of
+  // `interrupted` counts.
+  const SequenceCut* cut = nullptr;
 };
 
 struct Evaluation {

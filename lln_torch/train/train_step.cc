@@ -45,12 +45,14 @@ double predictions_in(const Batch& batch) {
 }
 
 TrainStep::TrainStep(Model& model, Optimizer& optimizer, const StepOptions& options,
-                     const torch::Device& device, GradientExchange* exchange)
+                     const torch::Device& device, GradientExchange* exchange,
+                     const SequenceCut* cut)
     : model_(model),
       optimizer_(optimizer),
       options_(options),
       device_(device),
-      exchange_(exchange) {
+      exchange_(exchange),
+      cut_(cut) {
   if (options.cuda_graph && exchange != nullptr) {
     throw lln::Error(lln::ErrorCode::unsupported,
                      "train.cuda_graph = true: a step of several ranks is not captured");
@@ -67,14 +69,24 @@ TrainStep::TrainStep(Model& model, Optimizer& optimizer, const StepOptions& opti
 
 TrainStep::Inputs TrainStep::make_inputs(const std::vector<Batch>& parts) const {
   Inputs inputs;
-  for (const Batch& part : parts) inputs.predictions += predictions_in(part);
+  std::vector<double> predictions;
   for (const Batch& part : parts) {
-    const double predictions = predictions_in(part);
-    if (exchange_ != nullptr && predictions == 0) continue;  // its mean would be none
-    inputs.parts.push_back(to_tensors(part, device_));
+    if (cut_ != nullptr) {
+      SequenceCut::Part piece = cut_->cut(part, device_);
+      inputs.parts.push_back(std::move(piece.batch));
+      inputs.pieces.push_back(std::move(piece.pieces));
+      predictions.push_back(piece.predictions);
+    } else {
+      if (exchange_ != nullptr && predictions_in(part) == 0) continue;  // its mean would be none
+      inputs.parts.push_back(to_tensors(part, device_));
+      predictions.push_back(predictions_in(part));
+    }
+    inputs.predictions += predictions.back();
+  }
+  for (const double count : predictions) {
     // Only all ranks together know how many predictions there are: they divide at the end.
-    const double share = exchange_ != nullptr     ? predictions
-                         : inputs.predictions > 0 ? predictions / inputs.predictions
+    const double share = exchange_ != nullptr     ? count
+                         : inputs.predictions > 0 ? count / inputs.predictions
                                                   : 0;
     inputs.shares.push_back(
         at::full({}, share, at::TensorOptions().dtype(at::kFloat).device(device_)));
@@ -121,6 +133,7 @@ void TrainStep::update(const Inputs& inputs, std::int64_t step) {
   for (std::size_t i = 0; i < inputs.parts.size(); ++i) {
     Context context;
     context.step = step;
+    if (!inputs.pieces.empty()) context.pieces = &inputs.pieces[i];
     Tensor loss;
     {
       const AutocastScope scope(device_.type(), options_.bf16);

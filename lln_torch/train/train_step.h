@@ -14,6 +14,7 @@
 #include "lln_torch/parallel/gradient_exchange.h"
 #include "lln_torch/train/cuda_graph.h"
 #include "lln_torch/train/optimizer.h"
+#include "lln_torch/train/sequence_cut.h"
 
 namespace lln_torch {
 
@@ -42,9 +43,11 @@ double tokens_in(const Batch& batch);
 class TrainStep {
  public:
   // All outlive this object. With an exchange the batch is spread over its ranks: then loss, norm,
-  // faults and the update are the same on each.
+  // faults and the update are the same on each. With a cut, which needs an exchange, tokens of rows
+  // are spread, too.
   TrainStep(Model& model, Optimizer& optimizer, const StepOptions& options,
-            const torch::Device& device, GradientExchange* exchange = nullptr);
+            const torch::Device& device, GradientExchange* exchange = nullptr,
+            const SequenceCut* cut = nullptr);
 
   // `parts` together are the batch of `step`, or this rank's share of it; the loss is the mean over
   // all that the batch predicts. `stop`: this rank wants to end, and the sums of all will say so.
@@ -56,6 +59,7 @@ class TrainStep {
   // What one step reads, in the same memory at each step where it is captured.
   struct Inputs {
     std::vector<TensorBatch> parts;
+    std::vector<Pieces> pieces;  // of each part where its tokens are spread, otherwise none
     std::vector<Tensor> shares;  // of the loss of each part
     double predictions = 0;
     bool stop = false;
@@ -69,6 +73,7 @@ class TrainStep {
   StepOptions options_;
   torch::Device device_;
   GradientExchange* exchange_;
+  const SequenceCut* cut_;
   std::unique_ptr<StepGraph> graph_;
   std::optional<Inputs> captured_;
   // Scalars on the device.

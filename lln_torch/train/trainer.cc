@@ -60,12 +60,20 @@ std::optional<GradientExchange> make_exchange(const TrainJob& job, const Optimiz
 BatchShare share_of(const TrainJob& job) {
   const TrainSettings& settings = job.settings;
   if (job.group == nullptr) return rank_share(settings.batch, settings.accumulate, 0, 1);
-  if (settings.batch < job.group->size()) {
-    throw lln::Error(lln::ErrorCode::invalid_argument,
-                     fmt::format("train.batch = {}: expected a row at least for each of {} ranks",
-                                 settings.batch, job.group->size()));
+  const int together = job.sequence != nullptr ? job.sequence->size() : 1;
+  const int sets = job.group->size() / together;
+  if (settings.batch < sets) {
+    throw lln::Error(
+        lln::ErrorCode::invalid_argument,
+        fmt::format("train.batch = {}: expected a row at least for each of {} {}", settings.batch,
+                    sets, together > 1 ? "sets of ranks that share rows" : "ranks"));
   }
-  return rank_share(settings.batch, settings.accumulate, job.group->rank(), job.group->size());
+  return rank_share(settings.batch, settings.accumulate, job.group->rank() / together, sets);
+}
+
+std::optional<SequenceCut> make_cut(const TrainJob& job) {
+  if (job.sequence == nullptr) return std::nullopt;
+  return std::optional<SequenceCut>(std::in_place, *job.sequence, job.model, job.source.task());
 }
 
 class Loop {
@@ -93,6 +101,8 @@ class Loop {
   // Of several ranks, whether all know that one has had a signal.
   bool stopped() const { return job_.group != nullptr ? stop_agreed_ : signalled(); }
   bool first() const { return job_.group == nullptr || job_.group->first(); }
+  // Whether this rank has tokens of the rows that are evaluated.
+  bool evaluates() const { return first() || (cut_ && job_.group->rank() < job_.sequence->size()); }
   bool exhausted() const { return settings_.patience > 0 && state_.stale >= settings_.patience; }
   std::pair<std::int64_t, bool> saving() const {
     return {state_.step, state_.evaluated_step == state_.step};
@@ -104,6 +114,7 @@ class Loop {
   const TrainEvents& events_;
   Optimizer optimizer_;
   std::optional<GradientExchange> exchange_;
+  std::optional<SequenceCut> cut_;
   TrainStep step_;
   BatchShare share_;
   // Of rank 0 alone, as are the logs.
@@ -127,8 +138,9 @@ Loop::Loop(const TrainJob& job, const TrainEvents& events)
       events_(events),
       optimizer_(job.model, job.settings.optimizer),
       exchange_(make_exchange(job, optimizer_)),
-      step_(job.model, optimizer_, job.settings.step, job.device,
-            exchange_ ? &*exchange_ : nullptr),
+      cut_(make_cut(job)),
+      step_(job.model, optimizer_, job.settings.step, job.device, exchange_ ? &*exchange_ : nullptr,
+            cut_ ? &*cut_ : nullptr),
       share_(share_of(job)) {
   state_.seed = settings_.seed;
   if (first()) store_.emplace(job.run.checkpoints(), job.files);
@@ -298,7 +310,7 @@ void Loop::write_log() {
 }
 
 bool Loop::evaluate_now() {
-  const bool done = first() && evaluate_here();
+  const bool done = evaluates() && evaluate_here();
   if (job_.group == nullptr) return done;
   const bool all_done = share_state(*job_.group, state_, done);
   if (!all_done) stop_agreed_ = true;
@@ -311,12 +323,14 @@ bool Loop::evaluate_here() {
   options.batch = settings_.evaluate_batch;
   options.bf16 = settings_.step.bf16;
   options.step = state_.step;
+  options.cut = cut_ ? &*cut_ : nullptr;
   options.interrupted = [&] {
     if (job_.group != nullptr) job_.group->work_done();
     return stopped() || signalled();
   };
   const std::optional<Evaluation> found = evaluate(job_.model, job_.source, job_.device, options);
   if (!found) return false;
+  if (!first()) return true;  // rank 0 says what follows
   state_.evaluated_step = state_.step;
   const auto& [metric, value] = found->metrics.front();
   const bool better =

@@ -29,6 +29,9 @@ struct TrainJob {
   // Each rank trains on its rows of every batch. Rank 0 alone evaluates, logs, saves and has
   // events; a signal to one rank ends all at the same step.
   const RankGroup* group = nullptr;
+  // Of these, the ranks that have the same rows, each some of their tokens: as many in every such
+  // group, one after the other. Null: each rank has whole rows.
+  const RankGroup* sequence = nullptr;
 };
 
 struct TrainProgress {

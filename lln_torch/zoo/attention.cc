@@ -5,6 +5,8 @@
 
 #include <ATen/ATen.h>
 
+#include "lln/error.h"
+
 namespace lln_torch {
 namespace {
 
@@ -101,8 +103,19 @@ Tensor ProjectedAttention::attend_both(const Projected& projected, const Tensor&
 
 void ProjectedAttention::describe(Observation&) const {}
 
+void ProjectedAttention::refuse_pieces() const {
+  throw lln::Error(lln::ErrorCode::unsupported,
+                   "attention \"" + config_.name +
+                       "\" needs its sequences whole: they cannot lie in "
+                       "pieces on several ranks, as with lln, lln+diag, diag and the feature maps");
+}
+
 Tensor ProjectedAttention::forward(const Tensor& x, const Tensor& key_mask, Context& context) {
-  if (x.size(1) == 0) return at::zeros_like(x);
+  if (context.pieces != nullptr) {
+    if (piece_unit() == 0) refuse_pieces();
+  } else if (x.size(1) == 0) {  // a piece without tokens takes part all the same
+    return at::zeros_like(x);
+  }
   const Projected projected = project(x, context);
   if (context.observer != nullptr) {
     Observation observation{.layer = config_.layer,

@@ -18,6 +18,8 @@ namespace lln_torch {
 
 using torch::Tensor;
 
+class Pieces;  // lln_torch/parallel/pieces.h
+
 // What a layer shows of itself to whoever asks: the instruments, and dumps of q and k.
 struct Observation {
   std::int64_t layer = 0;
@@ -42,6 +44,9 @@ struct Context {
   Observer* observer = nullptr;
   // Rotary positions for q and k, [tokens, channels]; undefined where positions are learned.
   Tensor rotary_cos, rotary_sin;
+  // The tokens are a piece of sequences whose other pieces are on other ranks; null: they are
+  // whole.
+  const Pieces* pieces = nullptr;
   // What a layer hands to the next (luna's slots), by the name of the attention.
   std::map<std::string, Tensor> carried;
 };
@@ -67,6 +72,9 @@ class Attention : public torch::nn::Module {
   // training; a caller that captures forward() into a CUDA graph calls this before each replay,
   // since it draws on the CPU.
   virtual void begin_step(std::int64_t step);
+  // Pieces of a sequence (Context::pieces) must begin at multiples of so many tokens; 0: this
+  // attention needs its sequences whole.
+  virtual std::int64_t piece_unit() const { return 0; }
 };
 
 // Parts of ProjectedAttention that an attention may not have.
@@ -122,6 +130,8 @@ class ProjectedAttention : public Attention {
   virtual void describe(Observation& observation) const;
 
  private:
+  [[noreturn]] void refuse_pieces() const;
+
   AttentionConfig config_;
   torch::nn::Linear query_{nullptr}, key_{nullptr}, value_{nullptr}, output_{nullptr};
   std::string diag_ = "none";

@@ -2,6 +2,7 @@
 // the control of every experiment with LLN+Diag.
 // SPDX-License-Identifier: Apache-2.0
 #include "lln_torch/ops/attention.h"
+#include "lln_torch/parallel/sequence_attention.h"
 #include "lln_torch/zoo/attention.h"
 
 namespace lln_torch {
@@ -12,10 +13,15 @@ class DiagAttention : public ProjectedAttention {
   DiagAttention(const AttentionConfig& config, const Settings& options)
       : ProjectedAttention(config, options, {.takes_diag = false}),
         block_(options.integer("diag_block", kDiagBlock, 1, kLargestDiagBlock)) {}
+  std::int64_t piece_unit() const override { return block_; }
 
  protected:
   Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& key_mask,
-                Context&) override {
+                Context& context) override {
+    if (context.pieces != nullptr) {
+      return attention(q, k, v, {.diag_block = block_, .causal = config().causal, .fixed_mix = 0},
+                       *context.pieces);
+    }
     return block_diagonal(q, k, v, key_mask, block_, config().causal);
   }
   void describe(Observation& observation) const override {

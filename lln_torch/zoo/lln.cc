@@ -8,6 +8,8 @@
 
 #include "lln/error.h"
 #include "lln_torch/ops/matching.h"
+#include "lln_torch/ops/pieces.h"
+#include "lln_torch/parallel/sequence_attention.h"
 
 namespace lln_torch {
 namespace {
@@ -111,27 +113,46 @@ AttentionCall LlnAttention::call(const Tensor& key_mask) const {
   return call;
 }
 
-void LlnAttention::update_running(const Tensor& q, const Tensor& k, const Tensor& key_mask) {
+void LlnAttention::update_running(const Tensor& q, const Tensor& k, const Tensor& key_mask,
+                                  const Context& context) {
   if (matching_ != "ema" || !is_training()) return;
   const at::NoGradGuard no_graph;
   // A model that was moved to another type has its running moments in that type.
-  const Tensor running = running_.to(at::kDouble);
-  update_moments(running, q, k, {.key_mask = key_mask}, ema_decay_);
-  if (running_.scalar_type() != at::kDouble) running_.copy_(running);
+  Tensor running = running_.to(at::kDouble);
+  if (context.pieces != nullptr) {
+    const PieceMoments moments = join_moments(q, k, *context.pieces);
+    running = running.to(at::kCPU);
+    update_joined(running, moments.q, moments.k, channels(), ema_decay_);
+  } else {
+    update_moments(running, q, k, {.key_mask = key_mask}, ema_decay_);
+  }
+  if (!running.is_same(running_)) running_.copy_(running);
+}
+
+Tensor LlnAttention::run_call(const Projected& projected, const AttentionCall& call,
+                              const Context& context) {
+  const auto& [q, k, v] = projected;
+  Tensor o;
+  if (context.pieces != nullptr) {
+    AttentionCall of_piece = call;
+    of_piece.key_mask = Tensor();  // the pieces have it
+    o = attention(q, k, v, of_piece, *context.pieces);
+  } else {
+    o = attention(q, k, v, call);
+  }
+  update_running(q, k, call.key_mask, context);
+  return o;
 }
 
 Tensor LlnAttention::attend(const Tensor& q, const Tensor& k, const Tensor& v,
-                            const Tensor& key_mask, Context&) {
-  const Tensor o = attention(q, k, v, call(key_mask));
-  update_running(q, k, key_mask);
-  return o;
+                            const Tensor& key_mask, Context& context) {
+  return run_call({q, k, v}, call(key_mask), context);
 }
 
 Tensor LlnAttention::attend_both(const Projected& projected, const Tensor& x,
                                  const Tensor& key_mask, Context& context) {
-  const auto& [q, k, v] = projected;
-  if (diag_block() == 0) return attend(q, k, v, key_mask, context);
   AttentionCall both = call(key_mask);
+  if (diag_block() == 0) return run_call(projected, both, context);
   both.diag_block = diag_block();
   const PartWeights weights = part_weights(x);
   if (weights.near.defined()) {
@@ -140,9 +161,7 @@ Tensor LlnAttention::attend_both(const Projected& projected, const Tensor& x,
   } else {
     both.mix = weights.far;
   }
-  const Tensor o = attention(q, k, v, both);
-  update_running(q, k, key_mask);
-  return o;
+  return run_call(projected, both, context);
 }
 
 void LlnAttention::describe(Observation& observation) const {

@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -20,6 +21,7 @@ class LlnAttention : public ProjectedAttention {
   // `feature` in place of the keys feature and matching, for attentions that are one map.
   LlnAttention(const AttentionConfig& config, const Settings& options, std::string feature = "");
 
+  std::int64_t piece_unit() const override { return std::max<std::int64_t>(diag_block(), 1); }
   const std::string& matching() const { return matching_; }
   const std::string& feature() const { return feature_; }  // as the op takes it: "power2"
 
@@ -41,7 +43,10 @@ class LlnAttention : public ProjectedAttention {
   void read_matching(const Settings& options);
   // All of a call but the weights of the two parts.
   AttentionCall call(const Tensor& key_mask) const;
-  void update_running(const Tensor& q, const Tensor& k, const Tensor& key_mask);
+  // The call, on the whole sequence or on a piece of it, and a step of the running moments.
+  Tensor run_call(const Projected& projected, const AttentionCall& call, const Context& context);
+  void update_running(const Tensor& q, const Tensor& k, const Tensor& key_mask,
+                      const Context& context);
 
   std::string feature_, matching_ = "none";
   double ema_decay_ = 0;

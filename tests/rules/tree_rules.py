@@ -48,6 +48,7 @@ ALLOWED_INCLUDES = {
     "lln_torch/parallel": {"lln", "lln_torch/ops", "lln_torch/parallel", "fmt", "torch", "ATen",
                            "c10"},
     "lln_torch/models": {"lln", "io", "lln_torch/config", "lln_torch/data", "lln_torch/models",
+                         "lln_torch/parallel",
                          "lln_torch/ops", "lln_torch/zoo", "fmt", "nlohmann", "torch", "ATen",
                          "c10"},
 }
