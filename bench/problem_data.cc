@@ -98,6 +98,10 @@ void ProblemData::make_lengths(TensorMemory& memory) {
     in_.cu_seqlens_q = memory.list(even_ends(p.tokens, p.sequences));
     in_.cu_seqlens_k = memory.list(even_ends(p.tokens_k, p.sequences));
   }
+  if (p.block_origins) {  // as if as many tokens had come before
+    in_.block_origins =
+        memory.list(std::vector<std::int64_t>(static_cast<std::size_t>(p.sequences), -p.tokens_k));
+  }
 }
 
 void ProblemData::make_state(TensorMemory& memory) {

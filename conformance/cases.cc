@@ -1,77 +1,15 @@
-// The table itself. Each group varies one subject over the others, and what a group does not vary
-// rotates, so that neighbouring subjects meet without the full product of everything.
+// The table itself, and how cases are written. Each group varies one subject over the others.
 // SPDX-License-Identifier: Apache-2.0
 #include "conformance/cases.h"
 
 #include <fmt/format.h>
 
-#include <array>
 #include <numeric>
-#include <string_view>
+
+#include "conformance/case_table.h"
 
 namespace lln::conformance {
 namespace {
-
-constexpr std::array<int, 13> kDims = {1, 7, 16, 32, 40, 60, 64, 80, 96, 100, 128, 192, 256};
-constexpr std::array<int, 9> kTokens = {0, 1, 7, 63, 64, 65, 197, 257, 1000};
-constexpr std::array<int, 9> kBlocks = {1, 3, 16, 48, 64, 100, 128, 200, 300};
-constexpr std::array<const char*, 3> kTypes = {"f32", "bf16", "f16"};
-constexpr std::array<const char*, 5> kFeatures = {"exp", "elu", "relu", "softplus", "power2"};
-// Every kind, bidirectional and causal.
-constexpr std::array<const char*, 8> kKinds = {
-    "lln",        "lln:causal",        "diag16",  "diag16:causal",
-    "lln+diag32", "lln+diag32:causal", "softmax", "softmax:causal"};
-
-// Element i of a list that repeats.
-template <class T, std::size_t N>
-const T& rotate(const std::array<T, N>& list, std::size_t i) {
-  return list[i % N];
-}
-
-class Table {
- public:
-  // Adds forward and backward of a problem, given as its text without the op. `form` holds what is
-  // not in the text; layout, parameters, saved state and gradients rotate. Without parameters no
-  // gradient of them is asked for, with which kernels may go other ways.
-  void add(std::string_view problem, Case form = {}, bool with_parameters = true) {
-    constexpr std::array kLayouts = {Layout::bhnd, Layout::bnhd, Layout::gaps};
-    constexpr std::array kForms = {ParameterForm::head, ParameterForm::sequence,
-                                   ParameterForm::one};
-    for (const char* op : {"forward:", "backward:"}) {
-      form.problem = parse_problem(op + std::string(problem));
-      form.layout = rotate(kLayouts, configurations_);
-      form.parameters = rotate(kForms, configurations_ / 2);
-      form.saved = form.problem.has_lln() && configurations_ % 2 == 0;
-      form.parameter_gradients =
-          with_parameters && (configurations_ % 3 != 1 || form.weights != WeightForm::constant);
-      form.quick = is_quick(form);
-      cases.push_back(form);
-    }
-    ++configurations_;
-  }
-
-  // Adds the decoding of a problem.
-  void add_append(std::string_view problem, Case form = {}) {
-    form.problem = parse_problem("append:" + std::string(problem));
-    form.layout = configurations_ % 2 == 0 ? Layout::bnhd : Layout::gaps;
-    form.parameters = ParameterForm::sequence;
-    form.quick = is_quick(form);
-    cases.push_back(form);
-    ++configurations_;
-  }
-
-  std::vector<Case> cases;
-
- private:
-  // Small problems, a few of every group; the stride shares no factor with the rotations above.
-  bool is_quick(const Case& c) const {
-    const Problem& p = c.problem;
-    const bool small = p.batch * p.heads * p.tokens * p.tokens_k * p.dim < 2'500'000;
-    return small && configurations_ % 5 == 0;
-  }
-
-  std::size_t configurations_ = 0;
-};
 
 void add_dims(Table& table) {
   for (std::size_t i = 0; i < kDims.size(); ++i) {
@@ -333,49 +271,6 @@ void add_decoding(Table& table) {
   }
 }
 
-// The state of keys elsewhere is given, and in the backward a gradient of the state of all keys
-// comes back: what the pieces of a cut sequence are. Rows that read a state alone, and keys alone
-// whose state is wanted, are pieces too.
-void add_states(Table& table) {
-  constexpr std::array<const char*, 4> kForms = {"lln", "lln:causal", "lln+diag16",
-                                                 "lln+diag16:causal"};
-  for (std::size_t i = 0; i < kDims.size(); ++i) {
-    table.add(fmt::format("f32:cpu:b2h2k1n70d{}v{}:{}:state", kDims[i], rotate(kDims, i * 5 + 3),
-                          rotate(kForms, i)));
-  }
-  for (const char* kind : kForms) {
-    for (const char* type : kTypes) {
-      for (const char* feature : kFeatures) {
-        table.add(fmt::format("{}:cpu:b2h2n70d24:{}:state:feature={}", type, kind, feature));
-      }
-      table.add(fmt::format("{}:cpu:b2h2n130d16:{}:state", type, kind),
-                {.style = InputStyle::large_keys});
-    }
-    for (const KeyPattern keys :
-         {KeyPattern::lengths, KeyPattern::left_padding, KeyPattern::holes}) {
-      table.add(fmt::format("f32:cpu:b3h4k2n150d16:{}:masked:state", kind), {.keys = keys});
-      table.add(fmt::format("bf16:cpu:b3h2n67d24:{}:masked:state", kind), {.keys = keys});
-    }
-    table.add(fmt::format("f32:cpu:b1h2k1n200d16v24:{}:packed=5:state", kind),
-              {.lengths = {0, 64, 1, 0, 135}});
-    for (const std::int64_t at : {0, 63, 77, 129}) {
-      table.add(fmt::format("f32:cpu:b1h2n130d16:{}:state", kind),
-                {.style = InputStyle::spike, .spike_at = at});
-    }
-    table.add(fmt::format("f32:cpu:b2h1n0d8:{}:state", kind));
-    table.add(fmt::format("f32:cpu:b1h1n1100d8:{}:state", kind));
-    table.add(fmt::format("f32:cpu:b2h1n1100d4:{}:masked:state", kind),
-              {.keys = KeyPattern::left_padding});
-    table.add(fmt::format("f64:cpu:b2h2k1n40d8v5:{}:state", kind));
-  }
-  for (const char* tokens : {"n5m0", "n0m5", "n1m300", "n300m1", "n700m0", "n0m700"}) {
-    table.add(fmt::format("f32:cpu:b2h4k2{}d24v16:lln:state", tokens));
-    table.add(fmt::format("bf16:cpu:b2h2{}d24:lln:state:feature=elu", tokens));
-  }
-  table.add("f32:cpu:b1h2n80m120d16:lln:packed=4:state",
-            {.lengths = {30, 0, 50, 0}, .lengths_k = {0, 20, 60, 40}});
-}
-
 const char* to_string(Layout layout) {
   constexpr std::array kNames = {"bhnd", "bnhd", "gaps"};
   return kNames[static_cast<std::size_t>(layout)];
@@ -443,7 +338,7 @@ std::vector<Case> cases() {
   add_pieces(table);
   add_model_heads(table);
   add_model_blocks(table);
-  add_states(table);
+  add_piece_cases(table);
   return std::move(table.cases);
 }
 

@@ -136,6 +136,13 @@ bool key_valid(const Case& c, std::int64_t batch, std::int64_t key) {
   return true;
 }
 
+// Before the sequence and inside of it, before it by more than its length, behind it, at its first
+// token.
+std::int64_t block_origin(std::int64_t s, std::int64_t tokens) {
+  constexpr double kPlaces[] = {-0.4, 0.3, -3.1, 1.2, 0};
+  return std::llround(kPlaces[s % 5] * static_cast<double>(tokens));
+}
+
 void make_sequences(const Case& c, Inputs& in) {
   const Problem& p = c.problem;
   in.sequences.resize(static_cast<std::size_t>(p.sequences));
@@ -163,6 +170,8 @@ void make_sequences(const Case& c, Inputs& in) {
       rows.valid[static_cast<std::size_t>(j)] = key_valid(c, s, j) ? 1 : 0;
     }
     rows.first_valid = std::find(rows.valid.begin(), rows.valid.end(), 1) - rows.valid.begin();
+    rows.block_origin = p.block_origins ? block_origin(s, rows.k_tokens) : rows.first_valid;
+    if (p.block_origins) in.block_origins.push_back(rows.block_origin);
     if (c.keys == KeyPattern::lengths) {
       in.key_lengths.push_back(
           static_cast<std::int32_t>(std::count(rows.valid.begin(), rows.valid.end(), 1)));
@@ -228,6 +237,7 @@ AttentionInputs Inputs::views() const {
     views.cu_seqlens_k = IndexView(std::span(cu_seqlens_k));
   }
   views.state = {state_lse.view(), state_values.view()};
+  if (!block_origins.empty()) views.block_origins = IndexView(std::span(block_origins));
   return views;
 }
 

@@ -20,6 +20,7 @@ struct SequenceRows {
   std::int64_t q_begin = 0, q_tokens = 0;
   std::int64_t k_begin = 0, k_tokens = 0;
   std::int64_t first_valid = 0;     // k_tokens when there is none
+  std::int64_t block_origin = 0;    // first_valid, where the problem has no block_origins
   std::vector<std::uint8_t> valid;  // [k_tokens]
 };
 
@@ -32,6 +33,7 @@ struct Inputs {
   std::vector<std::int32_t> key_lengths;
   std::vector<std::uint8_t> key_mask;  // [batch, tokens_k]
   std::vector<std::int64_t> cu_seqlens_q, cu_seqlens_k;
+  std::vector<std::int64_t> block_origins;  // [sequences]
   std::vector<SequenceRows> sequences;
 
   AttentionInputs views() const;

@@ -33,6 +33,7 @@ DeviceData::DeviceData(Device device, const Inputs& in, TensorSet& outputs, std:
   to.key_lengths = copy(from.key_lengths);
   to.cu_seqlens_q = copy(from.cu_seqlens_q);
   to.cu_seqlens_k = copy(from.cu_seqlens_k);
+  to.block_origins = copy(from.block_origins);
   if (from.key_mask.given()) {
     const DeviceMemory& mask = place(std::as_bytes(std::span(in.key_mask)), shift);
     to.key_mask = on(device, from.key_mask);

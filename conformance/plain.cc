@@ -147,8 +147,8 @@ HeadResult evaluate_head(const Case& c, const Inputs& in, std::int64_t s, std::i
       keys = everywhere;
       for (std::int64_t j = seq.first_valid; j < seq.k_tokens; ++j) {
         if (seq.valid[static_cast<std::size_t>(j)] == 0 || (p.causal && j > row)) continue;
-        if (block > 0 && (row < seq.first_valid ||
-                          (row - seq.first_valid) / block != (j - seq.first_valid) / block)) {
+        const std::int64_t after = row - seq.block_origin, key_after = j - seq.block_origin;
+        if (block > 0 && (after < 0 || key_after < 0 || after / block != key_after / block)) {
           continue;
         }
         keys.push_back(j);

@@ -56,7 +56,8 @@ TEST(Measure, PartsAgree) {
        {"forward:f32:cpu:h2n64d16:lln", "train:bf16:cpu:h4k2n64d8v4:lln+diag16:causal",
         "backward:f16:cpu:b2h1n32d8:lln:masked:feature=elu", "train:f32:cpu:n60d8:diag16:packed=3",
         "forward:f32:cpu:h2n16m48d8:lln", "backward:f32:cpu:h1n32d8:softmax",
-        "train:f64:cpu:h1n16d4:lln", "train:f32:cpu:h4k2n64d8v4:lln:causal:state"}) {
+        "train:f64:cpu:h1n16d4:lln", "train:f32:cpu:h4k2n64d8v4:lln:causal:state",
+        "train:f32:cpu:b2h2n70d8:lln+diag16:state:block_origins"}) {
     const Problem problem = parse_problem(text);
     const Result r = measure(problem, threads, 0.005, 1e10);
     EXPECT_EQ(r.problem, to_string(problem));

@@ -382,6 +382,11 @@ TEST_F(Refusals, NameEveryFaultAndChangeNothing) {
   in.state = {lse.view(), values.view()};
   expect("state is given: a decode state holds its own", [&] { state->append(in, o.view()); });
   in = good;
+  const std::int32_t origin[] = {-2};
+  in.block_origins = IndexView(std::span<const std::int32_t>(origin));
+  expect("block_origins is given: decoding counts blocks from the first token",
+         [&] { state->append(in, o.view()); });
+  in = good;
   const std::int32_t ends[] = {0, 6};
   in.cu_seqlens_q = IndexView(std::span<const std::int32_t>(ends));
   expect("packed sequences are given", [&] { state->append(in, o.view()); });

@@ -273,6 +273,22 @@ TEST(Errors, StatesOfOtherKeys) {
   expect_error(overlap, {"saved.key_lse and state.key_lse start at the same address"});
 }
 
+TEST(Errors, BlockOrigins) {
+  const std::vector<std::int64_t> three = {-5, 0, 1000};
+  BrokenCall count;
+  count.in.block_origins = IndexView(std::span(three));
+  expect_error(count, {"lln+diag2:block_origins", "1 fault",
+                       "block_origins has 3 entries: expected one per sequence, 2"});
+  BrokenCall kind("backward:f32:cpu:b3h4k2n6d3v5:lln");
+  kind.in.block_origins = on(cuda_device(), IndexView(std::span(three)));
+  expect_error(kind, {"2 faults", "block_origins belongs to Diag and LLN+Diag; lln has no blocks",
+                      "block_origins is on cuda: expected cpu"});
+  BrokenCall null("forward:f32:cpu:b3h4k2n6d3v5:diag2");
+  null.in.block_origins = IndexView(std::span(three));
+  null.in.block_origins.data = nullptr;
+  expect_error(null, {"1 fault", "block_origins has entries but its data is null"});
+}
+
 TEST(Errors, SavedStateAndGradients) {
   float number = 0;
   BrokenCall half;

@@ -160,5 +160,14 @@ TEST(Gradient, States) {
   expect_gradients(make_case("backward:f64:cpu:b2h2k1n0m5d3v2:lln:state"));
 }
 
+TEST(Gradient, BlockOrigins) {
+  for (const std::string kind : {"diag3", "diag3:causal", "lln+diag3:state", "lln+diag3:causal"}) {
+    expect_gradients(make_case("backward:f64:cpu:b5h2k1n7d2:" + kind + ":block_origins"));
+    Case c = make_case("backward:f64:cpu:b5h1n7d2:" + kind + ":masked:block_origins");
+    c.keys = KeyPattern::holes;
+    expect_gradients(c);
+  }
+}
+
 }  // namespace
 }  // namespace lln::test

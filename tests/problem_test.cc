@@ -52,6 +52,8 @@ TEST(Problem, PrintsWhatItReads) {
         "train:f64:cpu:b0h1n0d256:lln:masked:feature=softplus",
         "forward:f32:cpu:b1h1n10d4:lln:causal:packed=3:feature=power0.5",
         "backward:f32:cpu:b1h1n10d4:lln:causal:masked:state:feature=elu",
+        "backward:f32:cpu:b1h1n10d4:lln+diag2:masked:state:block_origins:feature=relu",
+        "forward:f32:cpu:b1h1n10d4:diag1099511627776:causal:packed=3:block_origins",
         "forward:f32:cpu:b1h1n10d4:softmax:packed"}) {
     EXPECT_EQ(to_string(parse_problem(text)), text);
   }
@@ -103,6 +105,12 @@ constexpr Wrong kWrong[] = {
      "feature elu belongs to LLN; softmax has none"},
     {"forward:f32:cpu:b1h1n2d1:diag2:state", "a state of keys belongs to LLN; diag2 has none"},
     {"append:f32:cpu:b1h1n2d1:lln:state", "decoding keeps a state of its own"},
+    {"forward:f32:cpu:b1h1n2d1:lln:block_origins",
+     "block_origins belongs to Diag and LLN+Diag; lln has no blocks"},
+    {"append:f32:cpu:b1h1n2d1:lln+diag2:block_origins",
+     "decoding counts blocks from the first token"},
+    {"forward:f32:cpu:b1h1n2d1:diag2000000000000",
+     "the block size must be 1 to 1099511627776: 2000000000000"},
     {"forward:f32:cpu:b2h1n2d1:lln:packed", "packed sequences need batch 1: batch 2"},
     {"forward:f32:cpu:b1h1n2d1:lln:packed:masked", "packed sequences take no key mask"},
     {"forward:f32:cpu:b9000000000h1n9000000000d256:lln", "elements is too large"},
@@ -189,18 +197,11 @@ TEST(Problem, RandomPartsRoundTrip) {
   const char* const letters[] = {"b", "h", "k", "n", "m", "d", "v"};
   const char* const numbers[] = {"0", "1", "2", "64", "256", "1000000", "9223372036854775807", ""};
   const char* const kinds[] = {"lln", "diag1", "diag64", "lln+diag7", "softmax", "diag"};
-  const char* const flags[] = {"causal",
-                               "packed",
-                               "packed=0",
-                               "packed=5",
-                               "masked",
-                               "state",
-                               "feature=exp",
-                               "feature=elu",
-                               "feature=power",
-                               "feature=power1e-3",
-                               "feature=power3.25",
-                               "feature=powerinf"};
+  const char* const flags[] = {
+      "causal",          "packed",        "packed=0",          "packed=5",
+      "masked",          "state",         "block_origins",     "feature=exp",
+      "feature=elu",     "feature=power", "feature=power1e-3", "feature=power3.25",
+      "feature=powerinf"};
   int accepted = 0;
   for (int round = 0; round < kRounds; ++round) {
     std::string text = pick(ops) + ":" + pick(types) + ":" + pick(devices) + ":n2d4";

@@ -78,6 +78,12 @@ struct AttentionInputs {
   // those of k. Channels with key_lse = -inf hold no keys, and nothing else of them is read. With
   // no tokens in k the rows read this state alone. Diag does not see these keys.
   AttentionState state = {};
+
+  // Optional, of Diag and LLN+Diag: where the blocks of a sequence are counted from, in tokens of
+  // this call; any integer. Blocks begin there and after every diag_block tokens from there on;
+  // tokens before it are in no block. Without it, the first valid key. A piece of a longer sequence
+  // is given the first valid key of the whole, which may lie before the piece or behind it.
+  IndexView block_origins = {};  // [S]
 };
 
 struct AttentionOutputs {

@@ -8,7 +8,8 @@
 //   shape  b batch, h query heads, k key heads (h), n query tokens, m key tokens (n), d channels of
 //          q and k, v channels of v (d); what stands in parentheses is taken where it is omitted
 //   kind   lln | diagB | lln+diagB | softmax     B is the block size
-//   flags  causal, packed or packed=SEQUENCES, masked, state, feature=exp|elu|relu|softplus|powerP
+//   flags  causal, packed or packed=SEQUENCES, masked, state, block_origins,
+//          feature=exp|elu|relu|softplus|powerP
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -50,9 +51,12 @@ struct Problem {
   float power = 2;  // of Feature::power
   // The state of other keys is given, or in the backward the gradient of the state of all keys.
   bool state = false;
+  bool block_origins = false;  // where diagonal blocks are counted from is given
 
   bool has_lln() const noexcept { return kind == Kind::lln || kind == Kind::lln_diag; }
   bool has_diag() const noexcept { return kind == Kind::diag || kind == Kind::lln_diag; }
+  // Something is given of a longer sequence that the call is a piece of.
+  bool is_piece() const noexcept { return state || block_origins; }
   bool operator==(const Problem&) const = default;
 };
 

@@ -94,8 +94,9 @@ std::string refusal_of(const Kernel& kernel, const Problem& problem) {
       return refusal;
     }
   }
-  if (problem.state && !kernel.takes_state) {
-    return "takes no state of other keys and no gradient of a state";
+  if (problem.is_piece() && !kernel.takes_pieces) {
+    return "takes no pieces of a sequence: no state of other keys or its gradient, no block "
+           "origins";
   }
   return kernel.refusal(problem);
 }

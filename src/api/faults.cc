@@ -131,14 +131,21 @@ void Faults::finite(const char* name, const ConstView& view) {
   }
 }
 
+bool Faults::list(const char* name, const IndexView& list, std::int64_t count, const char* of,
+                  Device device) {
+  const std::size_t before = texts_.size();
+  on_device(name, list.device, device);
+  if (list.count != count) {
+    add(fmt::format("{} has {} entries: expected one per {}, {}", name, list.count, of, count));
+  } else if (list.data == nullptr && count > 0) {
+    add(fmt::format("{} has entries but its data is null", name));
+  }
+  return texts_.size() == before;
+}
+
 void Faults::lengths(const char* name, const IndexView& lengths, std::int64_t batch,
                      std::int64_t tokens, Device device) {
-  if (lengths.count != batch) {
-    add(fmt::format("{} has {} entries: expected one per batch element, {}", name, lengths.count,
-                    batch));
-    return;
-  }
-  on_device(name, lengths.device, device);
+  if (!list(name, lengths, batch, "batch element", device)) return;
   if (lengths.device.kind != DeviceKind::cpu) return;  // not to be read from here
   Entries entries(*this);
   for (std::int64_t b = 0; b < lengths.count; ++b) {

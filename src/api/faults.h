@@ -34,7 +34,10 @@ class Faults {
                  std::int64_t heads, DType dtype, Device device);
   // Every number of a tensor() that is right; read on the CPU only.
   void finite(const char* name, const ConstView& view);
-  // The next two are asked only about what is given.
+  // The next three are asked only about what is given. Integers, one for each `of`: true when they
+  // are there; their values may be any.
+  bool list(const char* name, const IndexView& list, std::int64_t count, const char* of,
+            Device device);
   void lengths(const char* name, const IndexView& lengths, std::int64_t batch, std::int64_t tokens,
                Device device);
   void mask(const char* name, const MaskView& mask, std::int64_t batch, std::int64_t tokens,

@@ -21,6 +21,10 @@ struct Sequence {
   // Valid keys lie in [key_first, key_end), counted from k_begin; both 0 when there are none.
   std::int64_t key_first = 0;
   std::int64_t key_end = 0;
+  // Diagonal blocks begin here and at every multiple of the block from here on, and tokens before
+  // it are in none. The first valid key, or what the call gives: at most k_tokens, and not a whole
+  // block before the first token.
+  std::int64_t block_origin = 0;
   // Not null: a byte for each key counted from k_begin, nonzero where valid.
   const std::uint8_t* mask = nullptr;
   std::int64_t mask_stride = 0;
@@ -59,7 +63,7 @@ struct Kernel {
   std::size_t (*workspace_bytes)(const Problem&, int workers);
   void (*run)(const Call&);
   DeviceKind device = DeviceKind::cpu;  // where its tensors are; the lists set it
-  bool takes_state = false;             // problems with `state`, whose views it may not ignore
+  bool takes_pieces = false;  // problems that are pieces, of whose inputs it may ignore none
 };
 
 // Ordered lists: the first kernel that does not refuse runs; the reference is last. Decoding has

@@ -101,6 +101,8 @@ void parse_flag(std::string_view text, std::string_view flag, std::vector<std::s
     p.masked = true;
   } else if (flag == "state") {
     p.state = true;
+  } else if (flag == "block_origins") {
+    p.block_origins = true;
   } else if (flag == "packed") {
     p.packed = true;
   } else if (flag.starts_with("packed=")) {
@@ -112,7 +114,7 @@ void parse_flag(std::string_view text, std::string_view flag, std::vector<std::s
     parse_feature(flag.substr(8), p.feature, p.power);
   } else {
     fail(text, fmt::format("unknown flag '{}': expected causal, packed, packed=SEQUENCES, "
-                           "masked, state or feature=NAME",
+                           "masked, state, block_origins or feature=NAME",
                            flag));
   }
 }
@@ -191,7 +193,8 @@ std::vector<std::string> problem_faults(const Problem& p) {
                         static_cast<double>(std::max(p.tokens, p.tokens_k)) *
                         static_cast<double>(p.batch);
   expect(widest <= kMaxElements, "a tensor of {:.3g} elements is too large", widest);
-  expect(!p.has_diag() || p.diag_block >= 1, "the block size must be at least 1: {}", p.diag_block);
+  expect(!p.has_diag() || (p.diag_block >= 1 && p.diag_block <= kMaxTokens),
+         "the block size must be 1 to {}: {}", kMaxTokens, p.diag_block);
   const bool cross = p.tokens != p.tokens_k;
   expect(!(cross && p.causal),
          "causal attention needs as many keys as queries, since row i sees keys up to "
@@ -210,11 +213,15 @@ std::vector<std::string> problem_faults(const Problem& p) {
   if (p.state && !p.has_lln()) {
     expect(false, "a state of keys belongs to LLN; {} has none", kind_text(p));
   }
+  if (p.block_origins && !p.has_diag()) {
+    expect(false, "block_origins belongs to Diag and LLN+Diag; {} has no blocks", kind_text(p));
+  }
   expect(!p.packed || p.batch == 1, "packed sequences need batch 1: batch {}", p.batch);
   expect(!(p.packed && p.masked), "packed sequences take no key mask and no key lengths");
   if (decoding) {
     expect(!p.causal, "decoding is causal without the flag");
     expect(!p.state, "decoding keeps a state of its own and takes no other");
+    expect(!p.block_origins, "decoding counts blocks from the first token: block_origins is given");
     expect(!p.packed, "decoding takes a batch of sequences, not packed ones");
     expect(p.op != Op::append || p.tokens == p.tokens_k || p.tokens == 0,
            "an append has a row for each new key or none: {} rows, {} keys", p.tokens, p.tokens_k);
@@ -292,6 +299,7 @@ std::string to_string(const Problem& p) {
   if (p.packed) text += p.sequences == 1 ? ":packed" : fmt::format(":packed={}", p.sequences);
   if (p.masked) text += ":masked";
   if (p.state) text += ":state";
+  if (p.block_origins) text += ":block_origins";
   if (p.feature == Feature::power) {
     text += fmt::format(":feature=power{}", p.power);
   } else if (p.feature != Feature::exp) {

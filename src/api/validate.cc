@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "api/faults.h"
+#include "api/sequences.h"
 
 namespace lln {
 namespace {
@@ -51,6 +52,7 @@ class Checker {
     p.feature = options.feature;
     if (p.feature == Feature::power) p.power = options.power;
     p.state = in.state.given();
+    p.block_origins = in.block_origins.given();
   }
 
   // A call of a decode state, whose configuration says what the shapes must be.
@@ -72,7 +74,7 @@ class Checker {
     p.tokens = !rows_ ? 0 : keys_ ? p.tokens_k : in.q.shape[2];
     p.packed = false;
     p.masked = in.key_lengths.given();
-    p.state = false;
+    p.state = p.block_origins = false;
   }
 
   void check_inputs() {
@@ -94,6 +96,9 @@ class Checker {
       faults_.mask("key_mask", in_.key_mask, p.batch, p.tokens_k, p.device);
     }
     if (p.packed) check_packing();
+    if (p.block_origins) {
+      faults_.list("block_origins", in_.block_origins, p.sequences, "sequence", p.device);
+    }
     state_input(kState, in_.state);
   }
 
@@ -137,6 +142,9 @@ class Checker {
     }
     if (in_.key_mask.given()) fault("key_mask is given: decoding takes key_lengths alone");
     if (in_.state.given()) fault("state is given: a decode state holds its own");
+    if (in_.block_origins.given()) {
+      fault("block_origins is given: decoding counts blocks from the first token");
+    }
     if (in_.cu_seqlens_q.given() || in_.cu_seqlens_k.given()) {
       fault("packed sequences are given: decoding takes a batch of them");
     }
@@ -184,7 +192,10 @@ class Checker {
         if (view->shape[i] == 1) view->stride[i] = 0;
       }
     }
-    make_sequences(checked.sequences);
+    // On a device it is found there which keys count.
+    if (problem_.device.kind == DeviceKind::cpu) {
+      checked.sequences = make_sequences(problem_, in_);
+    }
     return checked;
   }
 
@@ -281,40 +292,6 @@ class Checker {
                         s, in_.cu_seqlens_q[s], s, k[s]));
         return;
       }
-    }
-  }
-
-  // None where the tensors are on a device: which keys count is found there.
-  void make_sequences(std::vector<Sequence>& sequences) const {
-    const Problem& p = problem_;
-    if (p.device.kind != DeviceKind::cpu) return;
-    sequences.resize(static_cast<std::size_t>(p.sequences));
-    const IndexView& cu_q = in_.cu_seqlens_q;
-    const IndexView& cu_k = in_.cu_seqlens_k.given() ? in_.cu_seqlens_k : cu_q;
-    for (std::int64_t s = 0; s < p.sequences; ++s) {
-      Sequence& seq = sequences[static_cast<std::size_t>(s)];
-      if (p.packed) {
-        seq.q_begin = cu_q[s];
-        seq.q_tokens = cu_q[s + 1] - cu_q[s];
-        seq.k_begin = cu_k[s];
-        seq.k_tokens = cu_k[s + 1] - cu_k[s];
-      } else {
-        seq.batch = s;
-        seq.q_tokens = p.tokens;
-        seq.k_tokens = p.tokens_k;
-      }
-      seq.key_end = in_.key_lengths.given() ? in_.key_lengths[s] : seq.k_tokens;
-      if (in_.key_mask.given()) {
-        seq.mask = in_.key_mask.data + s * in_.key_mask.stride[0];
-        seq.mask_stride = in_.key_mask.stride[1];
-        while (seq.key_first < seq.key_end && seq.mask[seq.key_first * seq.mask_stride] == 0) {
-          ++seq.key_first;
-        }
-        while (seq.key_end > seq.key_first && seq.mask[(seq.key_end - 1) * seq.mask_stride] == 0) {
-          --seq.key_end;
-        }
-      }
-      if (seq.key_first == seq.key_end) seq.key_first = seq.key_end = 0;
     }
   }
 

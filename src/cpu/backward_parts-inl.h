@@ -76,7 +76,7 @@ class BackwardParts : public DiagBackward {
     load_channels(head, tiles);
     const RowWeights weights(head, dims_, state == nullptr ? State{} : state->state,
                              tiles.shifted_c);
-    const Grid chunks(segment, seq.key_first, dims_.chunk);
+    const Grid chunks(segment, seq.block_origin, dims_.chunk);
     for (std::int64_t i = 0; i < chunks.count(); ++i) {
       const Range next = i + 1 < chunks.count() ? chunks[i + 1] : Range{};
       if (state != nullptr) {
@@ -96,7 +96,7 @@ class BackwardParts : public DiagBackward {
     const Rows dk = rows_of(call_.grads.dk, seq.batch, keys.head_k, seq.k_begin);
     const Rows dv = rows_of(call_.grads.dv, seq.batch, keys.head_k, seq.k_begin);
     const bool direct = seq.mask == nullptr && stores_directly(dk) && stores_directly(dv);
-    const Grid chunks(segment, seq.key_first, dims_.chunk);
+    const Grid chunks(segment, seq.block_origin, dims_.chunk);
     for (std::int64_t i = 0; i < chunks.count(); ++i) {
       const Range next = i + 1 < chunks.count() ? chunks[i + 1] : Range{};
       const std::int64_t n = state == nullptr ? keys.select(chunks[i], tiles.token)

@@ -333,10 +333,9 @@ HWY_INLINE void add_chunk(const Dims& dims, const KeyHead& head, Range chunk, Ra
   add_keys(dims, t.keys, t.values, chunk.size(), sums);
 }
 
-// The chunks of a segment. Like segments and diagonal blocks they are counted from the first valid
-// key.
+// The chunks of a segment.
 HWY_INLINE Grid chunks_of(const Dims& dims, const KeyHead& head, Range segment) {
-  return {segment, head.sequence->key_first, dims.chunk};
+  return {segment, head.sequence->block_origin, dims.chunk};
 }
 
 // starts[i] = the state of all keys before chunk i of a segment; `prefix` is the one before the

@@ -54,6 +54,7 @@ void append(const Call& call) {
     Sequence& seq = sequences[s];
     seq.q_tokens = seq.key_end = seq.k_tokens;
     seq.key_first = single_tokens(call.problem, call.tokens_before[s], seq.k_tokens);
+    seq.block_origin = seq.key_first;
   }
   Call walk = call;
   walk.problem = append_walk(call.problem);

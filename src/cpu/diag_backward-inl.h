@@ -64,11 +64,11 @@ class DiagBackward {
     const ScoreTiles& t = tiles.scores[0];
     const ScoreHead scores = head.scores(call_, keys, dims_, t);
     const bool channels = request_.diag && diag_weight_.per_channel();
-    for_each_block(scores, chunk, [&](Range rows, Range visible_keys) HWY_ATTR {
+    for_each_block(scores, chunk, [&](Range rows, const Block& block) HWY_ATTR {
       const std::int64_t offset = rows.begin - chunk.begin;
       load_g(head, rows, &diag_weight_, tiles.diag_channel, t.g);
       softmax_backward_rows(
-          scores, rows, visible_keys,
+          scores, rows, block.keys,
           [&](std::int64_t row) { return head.row_weight(diag_weight_, row); },
           tiles.diag_d + offset * dims_.dp,
           channels ? tiles.diag_dv + offset * dims_.dvp : nullptr);
@@ -93,10 +93,10 @@ class DiagBackward {
     const QueryHead first(call_, keys, keys.head_k * dims_.group);
     std::int64_t offset = 0;
     for_each_block(
-        first.scores(call_, keys, dims_, t), chunk, [&](Range piece, Range block_keys) HWY_ATTR {
+        first.scores(call_, keys, dims_, t), chunk, [&](Range part, const Block& block) HWY_ATTR {
           const ScoreHead any = first.scores(call_, keys, dims_, t);
-          if (spans_tiles(p_)) block_statistics(keys, block_keys, tiles);
-          const std::int64_t n = load_keys(any, {piece.begin, std::min(piece.end, block_keys.end)},
+          if (spans_tiles(p_)) block_statistics(keys, block, tiles);
+          const std::int64_t n = load_keys(any, {part.begin, std::min(part.end, seq.key_end)},
                                            /*values_transposed=*/true);
           float* const dk = tiles.diag_d + offset * dims_.dp;
           float* const dv = tiles.diag_dv + offset * dims_.dvp;
@@ -104,11 +104,8 @@ class DiagBackward {
           std::fill(dv, dv + n * dims_.dvp, 0.0F);
           offset += n;
           if (n == 0) return;
-          Range rows{0, seq.q_tokens};
-          if (any.block != 0) {
-            rows = {block_keys.begin, std::min(block_keys.begin + any.block, seq.q_tokens)};
-          }
-          if (p_.causal) rows.begin = std::max(rows.begin, piece.begin);
+          Range rows = block.rows;
+          if (p_.causal) rows.begin = std::max(rows.begin, part.begin);
           for (std::int64_t h = first.h; h < first.h + dims_.group; ++h) {
             diag_keys_of_head(keys, QueryHead(call_, keys, h), rows, n, tiles, dk, dv);
           }
@@ -173,26 +170,25 @@ class DiagBackward {
     return head.h % dims_.group * std::min(p_.diag_block, p_.tokens) + row;
   }
 
-  // Softmax statistics of all rows of the block that `block_keys` belong to, for the query heads of
-  // the group. Kept until another block is asked for: a worker takes the keys of a block in order.
-  void block_statistics(const KeyHead& keys, Range block_keys, const BackwardTiles& tiles) const {
+  // Softmax statistics of all rows of a block, for the query heads of the group. Kept until another
+  // block is asked for: a worker takes the keys of a block in order.
+  void block_statistics(const KeyHead& keys, const Block& block, const BackwardTiles& tiles) const {
     const std::int64_t pair = keys.index * p_.heads_k + keys.head_k;
-    if (tiles.block[0] == pair && tiles.block[1] == block_keys.begin) return;
+    if (tiles.block[0] == pair && tiles.block[1] == block.rows.begin) return;
     tiles.block[0] = pair;
-    tiles.block[1] = block_keys.begin;
+    tiles.block[1] = block.rows.begin;
     const ScoreTiles& t = tiles.scores[0];
-    const std::int64_t end = std::min(block_keys.begin + p_.diag_block, keys.sequence->q_tokens);
     for (std::int64_t g = 0; g < dims_.group; ++g) {
       const QueryHead head(call_, keys, keys.head_k * dims_.group + g);
       head.load_channels(diag_weight_, dims_, tiles.diag_channel);
       const ScoreHead scores = head.scores(call_, keys, dims_, t);
-      for (std::int64_t r = block_keys.begin; r < end; r += dims_.chunk) {
-        const Range rows{r, std::min(end, r + dims_.chunk)};
-        Range visible_keys = block_keys;
+      for (std::int64_t r = block.rows.begin; r < block.rows.end; r += dims_.chunk) {
+        const Range rows{r, std::min(block.rows.end, r + dims_.chunk)};
+        Range visible_keys = block.keys;
         if (p_.causal) visible_keys.end = std::min(visible_keys.end, rows.end);
         load_g(head, rows, &diag_weight_, tiles.diag_channel, t.g);
         softmax_statistics(scores, rows, visible_keys);
-        const std::int64_t at = block_index(head, r - block_keys.begin);
+        const std::int64_t at = block_index(head, r - block.rows.begin);
         std::copy(t.row_max, t.row_max + rows.size(), tiles.block_lse + at);
         std::copy(t.row_delta, t.row_delta + rows.size(), tiles.block_delta + at);
       }

@@ -65,7 +65,7 @@ class Forward : KernelRun<ForwardLayout> {
     const QueryHead head(call_, keys, h);
     const Rows o = output_.rows(head);
     const RowWeights weights(head, dims_, state, tiles.shifted_c);
-    const Grid chunks(rows, keys.sequence->key_first, dims_.chunk);
+    const Grid chunks(rows, keys.sequence->block_origin, dims_.chunk);
     for (std::int64_t i = 0; i < chunks.count(); ++i) {
       const Range chunk = chunks[i];
       const Range next = i + 1 < chunks.count() ? chunks[i + 1] : Range{};

@@ -66,9 +66,9 @@ class OutputRows {
     if (per_channel_) target = {tiles.diag, dims_.dvp};
     target.accumulate = p_.has_lln() && !per_channel_;
     target.row_factor = nullptr;
-    for_each_block(scores, range, [&](Range part, Range visible_keys) HWY_ATTR {
+    for_each_block(scores, range, [&](Range part, const Block& block) HWY_ATTR {
       const std::int64_t first = part.begin - range.begin;
-      softmax_rows(scores, part, visible_keys, weight, target.below(first), width(),
+      softmax_rows(scores, part, block.keys, weight, target.below(first), width(),
                    tiles.spare + first * dims_.dvp);
     });
     if (!per_channel_) return;

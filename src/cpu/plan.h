@@ -92,16 +92,21 @@ inline std::int64_t causal_segment_tokens(std::int64_t chunk) {
   return ceil_div(kCausalSegmentTokens, chunk) * chunk;
 }
 
-// At least as many as one sequence of `tokens` has. With a given state its first one may be short:
-// segments are counted from the first valid key, and the rows before that count too.
+// Whether the first segment of a sequence may be short. Segments are counted from where blocks are:
+// from the first valid key, before which there are rows to walk where a state is given, or from an
+// origin anywhere.
+inline bool begins_short(const Problem& p) { return p.block_origins || (p.state && p.masked); }
+
+// At least as many as one sequence of `tokens` has.
 inline std::int64_t longest_causal_segments(const Problem& p) {
-  return ceil_div(p.tokens, kCausalSegmentTokens) + (p.state ? 1 : 0);
+  return ceil_div(p.tokens, kCausalSegmentTokens) + (begins_short(p) ? 1 : 0);
 }
 
 // The same for all sequences of a problem together, for one key head.
 inline std::int64_t max_causal_segments(const Problem& p) {
-  return p.packed ? ceil_div(p.tokens, kCausalSegmentTokens) + p.sequences
-                  : p.sequences * longest_causal_segments(p);
+  return p.packed
+             ? ceil_div(p.tokens, kCausalSegmentTokens) + p.sequences * (begins_short(p) ? 2 : 1)
+             : p.sequences * longest_causal_segments(p);
 }
 
 // Hands out pieces of the workspace, 64 bytes aligned. Without memory it only counts, so that one

@@ -27,23 +27,32 @@ struct ScoreHead {
   float scale() const { return 1.0F / std::sqrt(static_cast<float>(dims->d)); }
 };
 
-// Calls body(rows, keys) for the pieces of `rows` that see the same keys. Blocks are counted from
-// the first valid key; rows before it see nothing.
+// Rows and the keys that they see, but for masks. Both are empty for tokens in no block.
+struct Block {
+  Range rows;
+  Range keys;
+};
+
+// Calls body(part, block) for the parts of a range of tokens that belong to the same block.
 template <class Body>
-void for_each_block(const ScoreHead& head, Range rows, Body&& body) {
+void for_each_block(const ScoreHead& head, Range tokens, Body&& body) {
   const Sequence& seq = *head.sequence;
-  if (head.block == 0) return body(rows, Range{seq.key_first, seq.key_end});
-  std::int64_t row = rows.begin;
-  if (row < seq.key_first) {
-    row = std::min(rows.end, seq.key_first);
-    body(Range{rows.begin, row}, Range{});
+  if (head.block == 0) {
+    return body(tokens, Block{{0, seq.q_tokens}, {seq.key_first, seq.key_end}});
   }
-  while (row < rows.end) {
-    const std::int64_t begin = seq.key_first + (row - seq.key_first) / head.block * head.block;
+  std::int64_t token = tokens.begin;
+  if (token < seq.block_origin) {
+    token = std::min(tokens.end, seq.block_origin);
+    body(Range{tokens.begin, token}, Block{});
+  }
+  while (token < tokens.end) {
+    const std::int64_t begin =
+        seq.block_origin + (token - seq.block_origin) / head.block * head.block;
     const std::int64_t end = std::min(begin + head.block, seq.k_tokens);
-    const std::int64_t stop = std::min(end, rows.end);
-    body(Range{row, stop}, Range{begin, std::min(end, seq.key_end)});
-    row = stop;
+    const std::int64_t stop = std::min(end, tokens.end);
+    body(Range{token, stop}, Block{{std::max<std::int64_t>(begin, 0), end},
+                                   {std::max(begin, seq.key_first), std::min(end, seq.key_end)}});
+    token = stop;
   }
 }
 

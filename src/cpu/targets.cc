@@ -72,14 +72,14 @@ template <const Target& kTarget>
 void add_forward(std::vector<Kernel>& list) {
   if (cpu::find_forward(kTarget.bit) == nullptr) return;
   list.push_back({std::string("cpu-") + kTarget.name, refusal<kTarget>, forward_bytes,
-                  run_forward<kTarget>, DeviceKind::cpu, /*takes_state=*/true});
+                  run_forward<kTarget>, DeviceKind::cpu, /*takes_pieces=*/true});
 }
 
 template <const Target& kTarget>
 void add_backward(std::vector<Kernel>& list) {
   if (cpu::find_backward(kTarget.bit) == nullptr) return;
   list.push_back({std::string("cpu-") + kTarget.name, refusal<kTarget>, backward_bytes,
-                  run_backward<kTarget>, DeviceKind::cpu, /*takes_state=*/true});
+                  run_backward<kTarget>, DeviceKind::cpu, /*takes_pieces=*/true});
 }
 
 template <const Target& kTarget>

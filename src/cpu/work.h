@@ -24,6 +24,7 @@ struct SegmentTask {
   std::int64_t segment;  // of the head's keys or rows
 };
 
+// Segments, like chunks, begin where diagonal blocks do, so that none of these is in two.
 inline HeadWork bidirectional_work(const Call& call, const Dims& dims, std::int64_t pair) {
   const Problem& p = call.problem;
   HeadWork work;
@@ -31,11 +32,11 @@ inline HeadWork bidirectional_work(const Call& call, const Dims& dims, std::int6
   work.head_k = pair % p.heads_k;
   const Sequence& seq = call.sequences[static_cast<std::size_t>(work.sequence)];
   const Range keys{seq.key_first, seq.key_end};
-  work.keys = Grid(keys, seq.key_first, segment_tokens(keys.size(), dims.chunk));
+  work.keys = Grid(keys, seq.block_origin, segment_tokens(keys.size(), dims.chunk));
   // Softmax rows cost as much as there are keys: small tasks balance better.
   const std::int64_t step =
       p.kind == Kind::softmax ? dims.chunk : segment_tokens(seq.q_tokens, dims.chunk);
-  work.rows = Grid({0, seq.q_tokens}, seq.key_first, step);
+  work.rows = Grid({0, seq.q_tokens}, seq.block_origin, step);
   return work;
 }
 
@@ -47,7 +48,7 @@ inline HeadWork causal_work(const Call& call, const Dims& dims, std::int64_t pai
   work.head_k = pair % call.problem.heads_k;
   const Sequence& seq = call.sequences[static_cast<std::size_t>(work.sequence)];
   const std::int64_t first = call.in.state.given() ? 0 : seq.key_first;
-  work.rows = Grid({first, seq.q_tokens}, seq.key_first, causal_segment_tokens(dims.chunk));
+  work.rows = Grid({first, seq.q_tokens}, seq.block_origin, causal_segment_tokens(dims.chunk));
   return work;
 }
 

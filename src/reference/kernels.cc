@@ -27,15 +27,15 @@ std::size_t no_workspace(const Problem&, int) { return 0; }
 }  // namespace
 
 Kernel reference_forward_kernel() {
-  return {"reference",         forward_refusal, no_workspace, reference::run_forward,
+  return {"reference",          forward_refusal, no_workspace, reference::run_forward,
           DeviceKind::cpu,
-          /*takes_state=*/true};
+          /*takes_pieces=*/true};
 }
 
 Kernel reference_backward_kernel() {
-  return {"reference",         backward_refusal, no_workspace, reference::run_backward,
+  return {"reference",          backward_refusal, no_workspace, reference::run_backward,
           DeviceKind::cpu,
-          /*takes_state=*/true};
+          /*takes_pieces=*/true};
 }
 
 }  // namespace lln

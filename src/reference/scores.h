@@ -31,9 +31,11 @@ class Visible {
     std::int64_t end = causal_ ? std::min(sequence_.key_end, row + 1) : sequence_.key_end;
     out = everywhere_;
     if (block_ > 0) {
-      if (row < sequence_.key_first) return;  // blocks are counted from the first valid key
-      first += (row - sequence_.key_first) / block_ * block_;
-      end = std::min(end, first + block_);
+      const std::int64_t origin = sequence_.block_origin;
+      if (row < origin) return;  // in no block
+      const std::int64_t begin = origin + (row - origin) / block_ * block_;
+      first = std::max(first, begin);
+      end = std::min(end, begin + block_);
     }
     for (std::int64_t key = first; key < end; ++key) {
       if (sequence_.valid(key)) out.push_back(key);
