@@ -23,6 +23,13 @@ lln::AttentionState state_in(const State& state) {
   return {views.key_lse, views.channel_values};
 }
 
+lln::AttentionInputs piece_inputs(const Arguments& a, const GivenOfRest& rest) {
+  lln::AttentionInputs in = attention_inputs(a);
+  in.state = state_in(rest.state);
+  in.block_origins = index_view("block_origins", rest.block_origins);
+  return in;
+}
+
 lln::View scale_or_none(const char* name, const OptionalTensor& x) {
   return x ? scale_view(name, *x) : lln::View();
 }
@@ -59,11 +66,10 @@ struct HostMoments {
 
 }  // namespace
 
-void piece_forward(const Arguments& a, const State& state, const Options& words, const Tensor& o,
-                   const State& saved) {
+void piece_forward(const Arguments& a, const GivenOfRest& rest, const Options& words,
+                   const Tensor& o, const State& saved) {
   const lln::AttentionOptions options = attention_options(words);
-  lln::AttentionInputs in = attention_inputs(a);
-  in.state = state_in(state);
+  const lln::AttentionInputs in = piece_inputs(a, rest);
   const lln::AttentionOutputs out{view4("o", o), state_out(saved)};
   lln::Exec exec = attention_exec(a);
   const Workspace workspace(
@@ -71,11 +77,10 @@ void piece_forward(const Arguments& a, const State& state, const Options& words,
   lln::attention_forward(in, out, options, exec);
 }
 
-void piece_backward(const Tensor& g, const State& dsaved, const Arguments& a, const State& state,
-                    const Options& words, const PieceGradients& d) {
+void piece_backward(const Tensor& g, const State& dsaved, const Arguments& a,
+                    const GivenOfRest& rest, const Options& words, const PieceGradients& d) {
   const lln::AttentionOptions options = attention_options(words);
-  lln::AttentionInputs in = attention_inputs(a);
-  in.state = state_in(state);
+  const lln::AttentionInputs in = piece_inputs(a, rest);
   lln::AttentionGradients gradients{.g = view4("g", g),
                                     .dq = view4("dq", d.q),
                                     .dk = view4("dk", d.k),

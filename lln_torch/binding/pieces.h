@@ -18,8 +18,15 @@ struct State {
   const OptionalTensor& channel_values;
 };
 
+// What is given of the rest of the sequence: the state of its keys, and where blocks of Diag are
+// counted from, int32 or int64 [S], in tokens of the piece.
+struct GivenOfRest {
+  State state;
+  const OptionalTensor& block_origins;
+};
+
 // (q, k, v, state) -> (o, saved). alpha and beta are tensors where the kind needs them.
-void piece_forward(const Arguments& arguments, const State& state, const Options& options,
+void piece_forward(const Arguments& arguments, const GivenOfRest& rest, const Options& options,
                    const Tensor& o, const State& saved);
 
 struct PieceGradients {
@@ -36,7 +43,8 @@ struct PieceGradients {
 };
 // (g, dsaved) -> `gradients`.
 void piece_backward(const Tensor& g, const State& dsaved, const Arguments& arguments,
-                    const State& state, const Options& options, const PieceGradients& gradients);
+                    const GivenOfRest& rest, const Options& options,
+                    const PieceGradients& gradients);
 
 // alpha [S, heads] and beta [S, heads_k] from moments f64 [S, heads, 3] and [S, heads_k, 3] in host
 // memory: count, mean and squared deviations. In host memory, f64 where `wide`.

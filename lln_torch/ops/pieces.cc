@@ -19,7 +19,7 @@ struct BoundState {
 struct BoundPiece {
   binding::Tensor q, k, v;
   binding::OptionalTensor alpha, beta, mix, lln_weight, diag_weight;
-  binding::OptionalTensor key_lengths, key_mask, cu_seqlens, cu_seqlens_k;
+  binding::OptionalTensor key_lengths, key_mask, cu_seqlens, cu_seqlens_k, block_origins;
 
   explicit BoundPiece(const PieceCall& call)
       : q(to_binding("q", call.q)),
@@ -33,7 +33,8 @@ struct BoundPiece {
         key_lengths(to_binding_optional("key_lengths", call.key_lengths)),
         key_mask(to_binding_optional("key_mask", call.key_mask)),
         cu_seqlens(to_binding_optional("cu_seqlens", call.cu_seqlens)),
-        cu_seqlens_k(to_binding_optional("cu_seqlens_k", call.cu_seqlens_k)) {}
+        cu_seqlens_k(to_binding_optional("cu_seqlens_k", call.cu_seqlens_k)),
+        block_origins(to_binding_optional("block_origins", call.block_origins)) {}
   binding::Arguments arguments() const {
     return {q,          k,           v,           alpha,    beta,       mix,
             lln_weight, diag_weight, key_lengths, key_mask, cu_seqlens, cu_seqlens_k};
@@ -50,8 +51,8 @@ void piece_forward(const PieceCall& call, const TensorState& state, const at::Te
                    const TensorState& saved) {
   const BoundPiece bound(call);
   const BoundState given(state), written(saved);
-  binding::piece_forward(bound.arguments(), given.state(), options_of(call), to_binding("o", o),
-                         written.state());
+  binding::piece_forward(bound.arguments(), {given.state(), bound.block_origins}, options_of(call),
+                         to_binding("o", o), written.state());
 }
 
 void piece_backward(const at::Tensor& g, const TensorState& dsaved, const PieceCall& call,
@@ -66,7 +67,7 @@ void piece_backward(const at::Tensor& g, const TensorState& dsaved, const PieceC
   const binding::Tensor dq = to_binding("dq", d.q), dk = to_binding("dk", d.k),
                         dv = to_binding("dv", d.v);
   binding::piece_backward(to_binding("g", with_contiguous_channels(g)), dall.state(),
-                          bound.arguments(), given.state(), options_of(call),
+                          bound.arguments(), {given.state(), bound.block_origins}, options_of(call),
                           {dq, dk, dv, dalpha, dbeta, dmix, dlln, ddiag, dstate.state()});
 }
 

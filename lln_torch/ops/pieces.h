@@ -26,6 +26,8 @@ struct PieceCall {
   at::Tensor mix, lln_weight, diag_weight;
   at::Tensor key_lengths, key_mask;
   at::Tensor cu_seqlens, cu_seqlens_k;
+  at::Tensor block_origins;  // int32 or int64 [S]: where blocks are counted from; not defined:
+                             // where keys begin to count
   std::string kind = "lln";
   bool causal = false;
   double fixed_mix = 0.5;

@@ -86,6 +86,7 @@ void Pieces::take_tokens(const PieceTokens& which) {
           fmt::format("key_mask has {} tokens, the piece {}", which.key_mask.size(-1), tokens()));
     }
     key_mask_ = which.key_mask;
+    block_origins_ = to_tensor(first_keys_, key_mask_.device()) - offset_;
   }
   if (which.key_lengths.defined()) key_lengths_ = own(which.key_lengths);
   shares_ = group_->size() > 1;

@@ -38,8 +38,10 @@ class Pieces {
   const at::Tensor& key_mask() const { return key_mask_; }
   const at::Tensor& key_lengths() const { return key_lengths_; }
   const at::Tensor& cu_seqlens() const { return cu_seqlens_; }
-  // With a key mask: the first token that counts of each row of the whole, `whole()` for none.
+  // With a key mask: the first token that counts of each row of the whole, `whole()` for none; and
+  // the same in tokens of this piece, int64 [batch].
   const std::vector<std::int64_t>& first_keys() const { return first_keys_; }
+  const at::Tensor& block_origins() const { return block_origins_; }
 
   // Whether any state has to be exchanged, and of which packed sequences, as int64 [n]; not
   // defined: of all rows.
@@ -58,7 +60,7 @@ class Pieces {
   const RankGroup* group_;
   std::vector<std::int64_t> lengths_;  // of all ranks
   std::int64_t offset_ = 0, whole_ = 0;
-  at::Tensor key_mask_, key_lengths_, cu_seqlens_;
+  at::Tensor key_mask_, key_lengths_, cu_seqlens_, block_origins_;
   std::vector<std::int64_t> first_keys_, borders_;  // borders: first tokens of packed sequences
   bool shares_ = false;
   at::Tensor shared_;

@@ -126,15 +126,11 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
                               weight_of_heads(rows, call.lln_weight),
                               weight_of_heads(rows, call.diag_weight)};
   const bool weighed = weights.mix.defined() || weights.lln_weight.defined();
+  const SequenceCall sequence{call.diag_block, call.feature, call.causal, call.fixed_mix, pieces};
   if (call.diag_block > 0 && !weighed && call.fixed_mix == 0) {
-    AttentionCall blocks = call;  // no other piece is seen
-    blocks.key_mask = pieces.key_mask();
-    blocks.key_lengths = pieces.key_lengths();
-    blocks.cu_seqlens = pieces.cu_seqlens();
-    return attention(q, k, v, blocks);
+    return blocks_attention(rows, keys, values, sequence);
   }
   const auto [alpha, beta] = scales_of_call(rows, keys, call, pieces);
-  const SequenceCall sequence{call.diag_block, call.feature, call.fixed_mix, pieces};
   if (call.causal) return causal_attention(rows, keys, values, alpha, beta, weights, sequence);
   const auto [far, near] = whole_attention(rows, keys, values, alpha, beta, sequence);
   return near.defined() ? mix_parts(far, near, weights, call.fixed_mix) : far;

@@ -19,6 +19,7 @@ namespace lln_torch {
 struct SequenceCall {
   std::int64_t diag_block = 0;
   std::string feature = "exp";
+  bool causal = false;
   double fixed_mix = 0.5;
   Pieces pieces;
 };
@@ -66,6 +67,10 @@ void keys_backward(const PieceCall& keys, const TensorState& gradient, const at:
 std::pair<at::Tensor, at::Tensor> whole_attention(const at::Tensor& q, const at::Tensor& k,
                                                   const at::Tensor& v, const at::Tensor& alpha,
                                                   const at::Tensor& beta, const SequenceCall& call);
+
+// The block-diagonal part alone, which sees no other piece.
+at::Tensor blocks_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const SequenceCall& call);
 
 struct CausalWeights {
   at::Tensor mix, lln_weight, diag_weight;  // as the core takes them, with heads

@@ -33,7 +33,10 @@ PieceCall causal_call(const variable_list& x, const SequenceCall& call, const He
   made.diag_weight = weight_part(part, x[7]);
   made.fixed_mix = call.fixed_mix;
   made.causal = true;
-  if (call.diag_block > 0) made.kind = "lln+diag" + std::to_string(call.diag_block);
+  if (call.diag_block > 0) {
+    made.kind = "lln+diag" + std::to_string(call.diag_block);
+    made.block_origins = call.pieces.block_origins();
+  }
   return made;
 }
 

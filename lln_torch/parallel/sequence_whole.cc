@@ -22,7 +22,9 @@ PieceCall diag_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
   made.key_lengths = call.pieces.key_lengths();
   made.key_mask = call.pieces.key_mask();
   made.cu_seqlens = call.pieces.cu_seqlens();
+  made.block_origins = call.pieces.block_origins();
   made.kind = "diag" + std::to_string(call.diag_block);
+  made.causal = call.causal;
   return made;
 }
 
@@ -31,6 +33,33 @@ at::Tensor rows_like(const at::Tensor& q, const at::Tensor& v) {
              ? at::empty_like(q)
              : at::empty({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options());
 }
+
+PieceGradients diag_gradients(const at::Tensor& g, const at::Tensor& q, const at::Tensor& k,
+                              const at::Tensor& v, const SequenceCall& call) {
+  PieceGradients gradients;
+  gradients.q = at::empty_like(q);
+  gradients.k = at::empty_like(k);
+  gradients.v = at::empty_like(v);
+  piece_backward(g, {}, diag_call(q, k, v, call), {}, gradients);
+  return gradients;
+}
+
+struct BlocksFunction : torch::autograd::Function<BlocksFunction> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v, const SequenceCall* call) {
+    const at::Tensor o = rows_like(q, v);
+    piece_forward(diag_call(q, k, v, *call), {}, o, {});
+    ctx->save_for_backward({q, k, v});
+    keep_call(*ctx, *call);
+    return o;
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& outputs) {
+    const SequenceCall& call = kept_call(*ctx);
+    const variable_list x = ctx->get_saved_variables();
+    const PieceGradients found = diag_gradients(outputs[0], x[0], x[1], x[2], call);
+    return {found.q, found.k, found.v, {}};
+  }
+};
 
 struct WholeFunction : torch::autograd::Function<WholeFunction> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
@@ -81,12 +110,7 @@ struct WholeFunction : torch::autograd::Function<WholeFunction> {
     }
     // Of Diag, meanwhile.
     PieceGradients diag;
-    if (call.diag_block > 0) {
-      diag.q = at::empty_like(q);
-      diag.k = at::empty_like(k);
-      diag.v = at::empty_like(v);
-      piece_backward(outputs[1], {}, diag_call(q, k, v, call), {}, diag);
-    }
+    if (call.diag_block > 0) diag = diag_gradients(outputs[1], q, k, v, call);
     for (const HeadPart& part : parts) {
       const TensorState dall = sums[static_cast<std::size_t>(part.number)].finish();
       const TensorState own = state_part(part, owned), all = state_part(part, merged);
@@ -124,6 +148,11 @@ struct WholeFunction : torch::autograd::Function<WholeFunction> {
 };
 
 }  // namespace
+
+at::Tensor blocks_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const SequenceCall& call) {
+  return BlocksFunction::apply(q, k, v, &call);
+}
 
 std::pair<at::Tensor, at::Tensor> whole_attention(const at::Tensor& q, const at::Tensor& k,
                                                   const at::Tensor& v, const at::Tensor& alpha,

@@ -99,11 +99,13 @@ void piece_forward(const Tensor& o, const OptionalTensor& saved_lse,
                    const OptionalTensor& mix, const OptionalTensor& diag_weight,
                    const OptionalTensor& keys, const OptionalTensor& cu_seqlens,
                    const OptionalTensor& cu_seqlens_k, const OptionalTensor& state_lse,
-                   const OptionalTensor& state_values, const std::string& kind, bool causal,
-                   double fixed_mix, const std::string& feature) {
+                   const OptionalTensor& state_values, const OptionalTensor& block_origins,
+                   const std::string& kind, bool causal, double fixed_mix,
+                   const std::string& feature) {
   binding::piece_forward(
       arguments_of(q, k, v, alpha, beta, mix, diag_weight, keys, cu_seqlens, cu_seqlens_k),
-      {state_lse, state_values}, {kind, causal, fixed_mix, feature}, o, {saved_lse, saved_values});
+      {{state_lse, state_values}, block_origins}, {kind, causal, fixed_mix, feature}, o,
+      {saved_lse, saved_values});
 }
 
 void piece_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv,
@@ -116,12 +118,13 @@ void piece_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv,
                     const OptionalTensor& mix, const OptionalTensor& diag_weight,
                     const OptionalTensor& keys, const OptionalTensor& cu_seqlens,
                     const OptionalTensor& cu_seqlens_k, const OptionalTensor& state_lse,
-                    const OptionalTensor& state_values, const std::string& kind, bool causal,
-                    double fixed_mix, const std::string& feature) {
+                    const OptionalTensor& state_values, const OptionalTensor& block_origins,
+                    const std::string& kind, bool causal, double fixed_mix,
+                    const std::string& feature) {
   binding::piece_backward(
       g, {dsaved_lse, dsaved_values},
       arguments_of(q, k, v, alpha, beta, mix, diag_weight, keys, cu_seqlens, cu_seqlens_k),
-      {state_lse, state_values}, {kind, causal, fixed_mix, feature},
+      {{state_lse, state_values}, block_origins}, {kind, causal, fixed_mix, feature},
       {dq,
        dk,
        dv,

@@ -8,8 +8,8 @@
 #define LLN_INPUTS                                                                                \
   "Tensor q, Tensor k, Tensor v, Tensor? alpha, Tensor? beta, Tensor? mix, Tensor? diag_weight, " \
   "Tensor? keys, Tensor? cu_seqlens, Tensor? cu_seqlens_k, "
-// The state of keys elsewhere.
-#define LLN_GIVEN_STATE "Tensor? state_lse, Tensor? state_values, "
+// Of the rest of a sequence: the state of its keys, and where blocks are counted from.
+#define LLN_REST "Tensor? state_lse, Tensor? state_values, Tensor? block_origins, "
 #define LLN_OPTIONS "str kind, bool causal, float fixed_mix, str feature"
 // Where alpha and beta are no tensors they are these numbers; without numbers they are matched by
 // the mode `matching`, which query_mask is for.
@@ -34,13 +34,13 @@ STABLE_TORCH_LIBRARY(lln, m) {
 
   // One piece of a sequence, with states for what lies elsewhere: into o and the state of all keys.
   m.def("piece_forward(Tensor(a!) o, Tensor(b!)? saved_lse, Tensor(c!)? saved_values, " LLN_INPUTS
-            LLN_GIVEN_STATE LLN_OPTIONS ") -> ()");
+            LLN_REST LLN_OPTIONS ") -> ()");
   // Into the gradients of all arguments, from those of o and of the state of all keys.
   m.def(
       "piece_backward(Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, Tensor(d!)? dalpha, "
       "Tensor(e!)? dbeta, Tensor(f!)? dmix, Tensor(g!)? ddiag_weight, Tensor(h!)? dstate_lse, "
       "Tensor(i!)? dstate_values, Tensor g, Tensor? dsaved_lse, Tensor? dsaved_values, " LLN_INPUTS
-          LLN_GIVEN_STATE LLN_OPTIONS ") -> ()");
+          LLN_REST LLN_OPTIONS ") -> ()");
 
   // -> alpha [S, heads], beta [S, heads_k].
   m.def(

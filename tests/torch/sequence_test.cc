@@ -30,7 +30,7 @@ struct Case {
   std::string name;
   std::vector<std::int64_t> lengths;  // of the pieces
   AttentionCall call = {};            // its tensors are made by the test
-  std::string tokens = "all";         // all, mask, lengths, packed
+  std::string tokens = "all";         // all, mask, holes, lengths, packed
   std::string weight = "";            // shape of mix: call, head, channel, token; or "two"
   std::int64_t batch = 2, heads = 4, heads_k = 2, dim = 8, dim_v = 6;
   double spike = 0;  // added to some keys, in exponent
@@ -90,6 +90,15 @@ struct Whole {
       which.key_mask = at::rand({c_.batch, tokens}) > 0.3;
       which.key_mask.select(0, 1).narrow(0, tokens / 2, tokens - tokens / 2).fill_(false);
       which.key_mask.select(1, 0).fill_(true);
+    }
+    if (c_.tokens ==
+        "holes") {  // the first key that counts is of another block and piece in each row
+      which.key_mask = at::rand({c_.batch, tokens}) > 0.4;
+      which.key_mask.select(1, 8).fill_(false);  // where a piece begins
+      which.key_mask.select(0, 0).narrow(0, 0, 4).fill_(false);
+      which.key_mask.select(0, 0).narrow(0, 4, 1).fill_(true);
+      which.key_mask.select(0, 1).narrow(0, 0, 12).fill_(false);
+      which.key_mask.select(0, 1).narrow(0, 12, 1).fill_(true);
     }
     if (c_.tokens == "lengths") {
       which.key_lengths = at::tensor(std::vector<std::int64_t>{tokens / 3, tokens}, at::kLong);
@@ -249,6 +258,7 @@ std::vector<Case> cases() {
       list.push_back({std::string(name) + " weight " + weight, blocks, call, "all", weight});
     }
     list.push_back({std::string(name) + " lengths", blocks, call, "lengths", "head"});
+    list.push_back({std::string(name) + " holes", blocks, call, "holes", "head"});
   }
   list.push_back({"spiked", two, lln, "all", "", 2, 4, 2, 8, 6, 200});
   list.push_back({"spiked causal", four, causal, "all", "", 2, 4, 2, 8, 6, 200});
@@ -258,8 +268,15 @@ std::vector<Case> cases() {
     list.push_back({feature, two, {.feature = feature}});
     list.push_back({std::string("causal ") + feature, two, {.causal = true, .feature = feature}});
   }
-  list.push_back({"diag alone", blocks, {.diag_block = 4, .fixed_mix = 0}});
-  list.back().scales = false;
+  for (const char* tokens : {"all", "holes", "lengths"}) {
+    for (const bool in_order : {false, true}) {
+      list.push_back({std::string("diag alone ") + tokens,
+                      blocks,
+                      {.diag_block = 4, .causal = in_order, .fixed_mix = 0},
+                      tokens});
+      list.back().scales = false;
+    }
+  }
   for (const char* mode : {"per_head", "exact", "entropy", "paper", "none"}) {
     list.push_back({std::string("matching ") + mode, three, {.matching = mode}, "mask"});
     list.back().scales = false;
