@@ -1,5 +1,6 @@
 # Install rules and the CMake package: find_package(lln CONFIG) gives lln::lln, and with COMPONENTS
-# torch also lln::torch where it was built; the same names that add_subdirectory gives.
+# torch also lln::torch and lln::parallel where they were built; the same names that add_subdirectory
+# gives.
 # SPDX-License-Identifier: Apache-2.0
 include(CMakePackageConfigHelpers)
 
@@ -16,10 +17,13 @@ install(EXPORT lln-targets NAMESPACE lln:: DESTINATION "${lln_package_dir}")
 if(TARGET lln_torch)
   set_target_properties(lln_torch PROPERTIES EXPORT_NAME torch)
   set_target_properties(lln_findings PROPERTIES EXPORT_NAME findings)
-  install(TARGETS lln_torch lln_findings EXPORT lln-torch-targets
+  set_target_properties(lln_parallel PROPERTIES EXPORT_NAME parallel)
+  install(TARGETS lln_torch lln_parallel lln_findings EXPORT lln-torch-targets
     ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
   install(DIRECTORY lln_torch/ops DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/lln_torch"
     FILES_MATCHING PATTERN "*.h" PATTERN "handles.h" EXCLUDE)
+  install(DIRECTORY lln_torch/parallel DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/lln_torch"
+    FILES_MATCHING PATTERN "*.h" PATTERN "gloo_types.h" EXCLUDE PATTERN "sequence_call.h" EXCLUDE)
   install(EXPORT lln-torch-targets NAMESPACE lln:: DESTINATION "${lln_package_dir}")
   install(FILES cmake/LlnTorch.cmake DESTINATION "${lln_package_dir}")
 endif()
