@@ -93,15 +93,17 @@ Shape parameter_shape(const Case& c, std::int64_t heads) {
   return {1, 1, 1, 1};
 }
 
-// The state of keys elsewhere, none of them in every third sequence from the second on, and the
-// gradient of the state of all keys. Keys far above or below the others are there, too, in cases
-// that have such.
+// The state of keys elsewhere and the gradient of the state of all keys. No such keys are in every
+// third sequence from the second on, nor in every third channel of every third sequence, where
+// values hold NaN. Keys far above or below the others are there, too, in cases that have such.
 void make_states(const Case& c, DType dtype, Inputs& in) {
   const Problem& p = c.problem;
-  in.state_lse = Tensor(dtype, {p.sequences, p.heads_k, 1, p.dim});
-  in.state_values = Tensor(dtype, {p.sequences, p.heads_k, p.dim, p.dim_v});
-  in.dsaved_lse = Tensor(dtype, in.state_lse.shape());
-  in.dsaved_values = Tensor(dtype, in.state_values.shape());
+  in.state_lse = Tensor(dtype, {p.sequences, p.heads_k, 1, p.dim}, c.layout);
+  in.state_values = Tensor(dtype, {p.sequences, p.heads_k, p.dim, p.dim_v}, c.layout);
+  in.dsaved_lse = Tensor(dtype, in.state_lse.shape(), c.layout);
+  in.dsaved_values = Tensor(dtype, in.state_values.shape(), c.layout);
+  const double infinity = std::numeric_limits<double>::infinity();
+  const double nan = std::numeric_limits<double>::quiet_NaN();
   std::uint64_t seed = kState;
   for (Tensor* tensor : {&in.state_lse, &in.state_values, &in.dsaved_lse, &in.dsaved_values}) {
     const bool exponent = tensor == &in.state_lse;
@@ -110,7 +112,10 @@ void make_states(const Case& c, DType dtype, Inputs& in) {
     tensor->for_each([&](std::int64_t s, std::int64_t h, std::int64_t n, std::int64_t ch) {
       double x = normal_number(seed, index++);
       if (exponent) x = c.style == InputStyle::large_keys ? 1e4 * x : 3 + x;
-      if (of_state && s % 3 == 1) x = exponent ? -std::numeric_limits<double>::infinity() : 0;
+      const std::int64_t channel = exponent ? ch : n;
+      if (of_state && (s % 3 == 1 || (s % 3 == 2 && channel % 3 == 1))) {
+        x = exponent ? -infinity : nan;
+      }
       tensor->set(s, h, n, ch, static_cast<float>(x));
     });
     ++seed;
@@ -278,8 +283,10 @@ TensorSet make_outputs(const Case& c, const Inputs& in, DType dtype) {
   if (p.op == Op::forward || p.op == Op::append) {
     outputs.add("o", Tensor(dtype, in.g.shape(), c.layout));
     if (c.saved) {
-      outputs.add("key_lse", Tensor(small, {p.sequences, p.heads_k, 1, p.dim}));
-      outputs.add("channel_values", Tensor(small, {p.sequences, p.heads_k, p.dim, p.dim_v}));
+      const Layout layout = p.state ? c.layout : Layout::bhnd;
+      outputs.add("key_lse", Tensor(small, {p.sequences, p.heads_k, 1, p.dim}, layout));
+      outputs.add("channel_values",
+                  Tensor(small, {p.sequences, p.heads_k, p.dim, p.dim_v}, layout));
     }
     return outputs;
   }
@@ -287,8 +294,8 @@ TensorSet make_outputs(const Case& c, const Inputs& in, DType dtype) {
   outputs.add("dk", Tensor(dtype, in.k.shape(), c.layout));
   outputs.add("dv", Tensor(dtype, in.v.shape(), c.layout));
   if (p.state) {
-    outputs.add("dstate_lse", Tensor(small, in.state_lse.shape()));
-    outputs.add("dstate_values", Tensor(small, in.state_values.shape()));
+    outputs.add("dstate_lse", Tensor(small, in.state_lse.shape(), c.layout));
+    outputs.add("dstate_values", Tensor(small, in.state_values.shape(), c.layout));
   }
   if (c.parameter_gradients) {
     const auto like = [&](const char* name, const Tensor& input) {

@@ -70,10 +70,12 @@ KeyState make_key_state(const Part& part, PartResult& result) {
     for (const std::int64_t j : state.keys) largest = std::max(largest, part.u[j][l]);
     float sum = 0;
     for (const std::int64_t j : state.keys) sum += std::exp(part.u[j][l] - largest);
+    const bool empty = largest == kMinusInfinity;  // also where other channels have keys
     const float lse =
-        count == 0 ? kMinusInfinity : round_significand(part.dtype, largest + std::log(sum));
+        empty ? kMinusInfinity : round_significand(part.dtype, largest + std::log(sum));
     result.lse.value[0][l] = lse;
     result.lse.size[0][l] = std::abs(lse);
+    if (empty) continue;
     for (std::int64_t x = 0; x < count; ++x) {
       const std::int64_t j = state.keys[static_cast<std::size_t>(x)];
       const float weight = round_significand(part.dtype, std::exp(part.u[j][l] - lse));

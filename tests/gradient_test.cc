@@ -144,7 +144,7 @@ TEST(Gradient, States) {
   for (const std::string kind : {"lln", "lln:causal", "lln+diag3", "lln+diag3:causal"}) {
     for (const std::string feature : {"exp", "elu", "softplus"}) {
       expect_gradients(
-          make_case("backward:f64:cpu:b2h2k1n6d3v2:" + kind + ":state:feature=" + feature));
+          make_case("backward:f64:cpu:b3h2k1n6d3v2:" + kind + ":state:feature=" + feature));
     }
     for (const KeyPattern keys :
          {KeyPattern::lengths, KeyPattern::left_padding, KeyPattern::holes}) {
@@ -156,8 +156,8 @@ TEST(Gradient, States) {
     c.lengths = {3, 0, 1, 4};
     expect_gradients(c);
   }
-  expect_gradients(make_case("backward:f64:cpu:b2h2k1n5m0d3v2:lln:state"));
-  expect_gradients(make_case("backward:f64:cpu:b2h2k1n0m5d3v2:lln:state"));
+  expect_gradients(make_case("backward:f64:cpu:b3h2k1n5m0d3v2:lln:state"));
+  expect_gradients(make_case("backward:f64:cpu:b3h2k1n0m5d3v2:lln:state"));
 }
 
 TEST(Gradient, BlockOrigins) {

@@ -19,10 +19,22 @@ using conformance::KeyPattern;
 using conformance::Layout;
 using conformance::ParameterForm;
 
-const char* const kKinds[] = {"lln",    "lln:causal",    "lln+diag16", "lln+diag16:causal",
-                              "diag16", "diag16:causal", "softmax",    "softmax:causal"};
+const char* const kKinds[] = {"lln",
+                              "lln:causal",
+                              "lln+diag16",
+                              "lln+diag16:causal",
+                              "diag16",
+                              "diag16:causal",
+                              "softmax",
+                              "softmax:causal",
+                              "lln:state",
+                              "lln:causal:state",
+                              "lln+diag16:state:block_origins",
+                              "lln+diag16:causal:state:block_origins",
+                              "diag16:block_origins"};
 // Causal sequences are cut into segments of 2048 tokens.
-const char* const kSegmentedKinds[] = {"lln:causal", "lln+diag16:causal", "diag16:causal"};
+const char* const kSegmentedKinds[] = {"lln:causal", "lln+diag16:causal", "diag16:causal",
+                                       "lln+diag16:causal:state:block_origins"};
 const char* const kOps[] = {"forward", "backward"};
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
@@ -57,6 +69,21 @@ void copy_token_rows(const Inputs& from, std::int64_t from_batch, std::int64_t f
   }
 }
 
+// What belongs to a sequence as a whole, where it is a piece of a longer one.
+void copy_sequence(const Inputs& from, std::int64_t sequence, Inputs& to) {
+  const std::pair<const Tensor*, Tensor*> tensors[] = {{&from.state_lse, &to.state_lse},
+                                                       {&from.state_values, &to.state_values},
+                                                       {&from.dsaved_lse, &to.dsaved_lse},
+                                                       {&from.dsaved_values, &to.dsaved_values}};
+  for (const auto& [source, target] : tensors) {
+    if (source->given()) copy_rows(*source, sequence, 0, *target, 0, 0, source->shape()[2]);
+  }
+  if (from.block_origins.empty()) return;
+  to.block_origins = {from.block_origins[static_cast<std::size_t>(sequence)]};
+}
+
+bool of_sequence(const TensorSet::Entry& entry) { return entry.name.starts_with("dstate"); }
+
 void expect_same(const TensorSet& found, const TensorSet& expected, const std::string& what) {
   for (const TensorSet::Entry& entry : found.entries()) {
     EXPECT_EQ(first_difference(entry.tensor, 0, expected.at(entry.name)), "")
@@ -74,14 +101,18 @@ TEST(Invariance, PackedEqualsSeparateCalls) {
       const Inputs in = conformance::make_inputs(packed, DType::f32);
       const TensorSet together = run(packed, in);
       std::int64_t begin = 0;
-      for (const std::int64_t length : lengths) {
+      for (std::int64_t s = 0; s < std::ssize(lengths); ++s) {
+        const std::int64_t length = lengths[static_cast<std::size_t>(s)];
         Case alone = make_case(op + ":f32:cpu:b1h4k2n" + std::to_string(length) + "d24v16:" + kind);
         alone.parameters = ParameterForm::one;
         Inputs own = conformance::make_inputs(alone, DType::f32);
         copy_token_rows(in, 0, begin, own, 0, 0, length);
+        copy_sequence(in, s, own);
         const TensorSet separate = run(alone, own);
         for (const TensorSet::Entry& entry : separate.entries()) {
-          expect_rows(together.at(entry.name), 0, begin, entry.tensor, 0, 0, length, 0,
+          const bool whole = of_sequence(entry);
+          expect_rows(together.at(entry.name), whole ? s : 0, whole ? 0 : begin, entry.tensor, 0, 0,
+                      entry.tensor.shape()[2], 0,
                       entry.name + " of " + to_string(packed) + " against " + to_string(alone));
         }
         begin += length;
@@ -109,12 +140,15 @@ TEST(Invariance, PaddingChangesNothing) {
         // Rows of padding are queries like all others, but nobody asks for their results.
         wide.g.for_each([&](auto b, auto h, auto n, auto c) { wide.g.set(b, h, n, c, 0); });
         copy_token_rows(in, 0, 0, wide, 0, left, tokens);
+        copy_sequence(in, 0, wide);
+        for (std::int64_t& origin : wide.block_origins) origin += left;
         for (std::int64_t n = 0; n < 160; ++n) {
           wide.key_mask[static_cast<std::size_t>(n)] = n >= left && n < left + tokens ? 1 : 0;
         }
         const TensorSet found = run(padded, wide);
         for (const TensorSet::Entry& entry : expected.entries()) {
-          expect_rows(found.at(entry.name), 0, left, entry.tensor, 0, 0, tokens, 1e-5,
+          expect_rows(found.at(entry.name), 0, of_sequence(entry) ? 0 : left, entry.tensor, 0, 0,
+                      entry.tensor.shape()[2], 1e-5,
                       entry.name + " with " + std::to_string(left) + " rows before it, " +
                           to_string(padded));
         }
@@ -126,7 +160,8 @@ TEST(Invariance, PaddingChangesNothing) {
 // Every third key is padding: the same as the sequence without them. (Blocks of Diag count
 // positions, so holes do change its result.)
 TEST(Invariance, HolesChangeNothing) {
-  for (const std::string kind : {"lln", "lln:causal", "softmax", "softmax:causal"}) {
+  for (const std::string kind :
+       {"lln", "lln:causal", "lln:state", "lln:causal:state", "softmax", "softmax:causal"}) {
     for (const std::string op : kOps) {
       const Case alone = make_case(op + ":f32:cpu:b1h2k1n100d24:" + kind);
       const Inputs in = conformance::make_inputs(alone, DType::f32);
@@ -146,8 +181,9 @@ TEST(Invariance, HolesChangeNothing) {
       const TensorSet expected = run(alone, in);
       const TensorSet found = run(padded, wide);
       for (const TensorSet::Entry& entry : expected.entries()) {
-        for (std::int64_t n = 0; n < 100; ++n) {
-          expect_rows(found.at(entry.name), 0, place(n), entry.tensor, 0, n, 1, 1e-5,
+        for (std::int64_t n = 0; n < entry.tensor.shape()[2]; ++n) {
+          const std::int64_t at = of_sequence(entry) ? n : place(n);
+          expect_rows(found.at(entry.name), 0, at, entry.tensor, 0, n, 1, 1e-5,
                       entry.name + " row " + std::to_string(n) + " of " + to_string(padded));
         }
       }
@@ -163,7 +199,8 @@ void expect_no_batch_neighbours(const std::string& op, const std::string& shape,
   const Case one = make_case(op + ":f32:cpu:b1" + shape + ":" + kind);
   const std::int64_t tokens = one.problem.tokens;
   Inputs in = conformance::make_inputs(three, DType::f32);
-  for (Tensor* t : {&in.q, &in.k, &in.v, &in.g}) {
+  for (Tensor* t : {&in.q, &in.k, &in.v, &in.g, &in.state_lse, &in.state_values, &in.dsaved_lse,
+                    &in.dsaved_values}) {
     t->for_each([&](auto b, auto h, auto n, auto c) {
       if (b == 1) t->set(b, h, n, c, kNaN);
     });
@@ -172,10 +209,11 @@ void expect_no_batch_neighbours(const std::string& op, const std::string& shape,
   for (const std::int64_t batch : {0, 2}) {
     Inputs own = conformance::make_inputs(one, DType::f32);
     copy_token_rows(in, batch, 0, own, 0, 0, tokens);
+    copy_sequence(in, batch, own);
     const TensorSet alone = run(one, own);
     for (const TensorSet::Entry& entry : alone.entries()) {
       expect_rows(
-          together.at(entry.name), batch, 0, entry.tensor, 0, 0, tokens, 0,
+          together.at(entry.name), batch, 0, entry.tensor, 0, 0, entry.tensor.shape()[2], 0,
           entry.name + " of batch element " + std::to_string(batch) + " in " + to_string(three));
     }
   }
@@ -303,7 +341,8 @@ TEST(Invariance, WorkspaceDoesNotGrowWithTheSequence) {
 
 // Asking costs nothing, however much is asked for; and the answer never wraps around.
 TEST(Invariance, WorkspaceOfAbsurdlyLongSequencesIsKnownAtOnce) {
-  for (const std::string kind : {"lln:causal", "lln+diag64:causal", "lln", "softmax"}) {
+  for (const std::string kind : {"lln:causal", "lln+diag64:causal", "lln", "softmax",
+                                 "lln+diag64:causal:state:block_origins"}) {
     for (const std::string op : kOps) {
       const auto bytes = [&](const std::string& tokens) {
         return explain(parse_problem(op + ":f32:cpu:b1h1n" + tokens + "d64:" + kind))

@@ -93,6 +93,26 @@ TEST(PieceBlocks, Packed) {
   }
 }
 
+// Sequences whose blocks begin after their first token: each has a segment more than its length
+// asks for, which all must have their place in the workspace.
+TEST(PieceBlocks, ManyShortSegments) {
+  for (const std::string op : {"forward", "backward"}) {
+    Case c = make_case(op + ":f32:cpu:b1h2k1n120d8:lln+diag16:causal:packed=40:block_origins");
+    c.lengths.assign(40, 3);
+    Inputs in = conformance::make_inputs(c, DType::f32);
+    in.block_origins.assign(40, 1);
+    const TensorSet expected = run(c, in, {.kernel = "reference"});
+    for (const int threads : {1, 11}) {
+      ThreadPool pool(threads);
+      const TensorSet found = run(c, in, {.parallel = &pool});
+      for (const TensorSet::Entry& entry : found.entries()) {
+        EXPECT_EQ(first_difference(entry.tensor, 1e-5, expected.at(entry.name)), "")
+            << entry.name << " of " << to_string(c) << " on " << threads << " threads";
+      }
+    }
+  }
+}
+
 // Blocks that do not divide a tile, that are larger than one, or span several; with weights that
 // belong to tokens or channels.
 TEST(PieceBlocks, SizesAndWeights) {

@@ -90,13 +90,14 @@ TEST(Pieces, LargeKeys) {
   }
 }
 
-// Results of threads are those of one, to the last bit, with states too.
+// Results of threads are those of one, to the last bit, with states too. 2048 tokens are one
+// segment more than they would be if they began with one.
 TEST(Pieces, ThreadsChangeNothing) {
   for (const std::string kind :
        {"lln:state", "lln:causal:state", "lln+diag16:causal:state",
         "lln+diag16:state:block_origins", "lln+diag16:causal:state:block_origins"}) {
     for (const std::string problem :
-         {"forward:f32:cpu:b1h2k1n2500d8:", "backward:f32:cpu:b1h2k1n2500d8:",
+         {"forward:f32:cpu:b1h2k1n2048d8:", "backward:f32:cpu:b1h2k1n2048d8:",
           "forward:f32:cpu:b3h16k8n300d8:", "backward:f32:cpu:b3h16k8n300d8:"}) {
       Case c = make_case(problem + kind + ":masked");
       c.keys = KeyPattern::left_padding;
@@ -159,6 +160,33 @@ TEST(Pieces, EmptyGivenState) {
     for (const char* name : {"dstate_lse", "dstate_values"}) {
       const Tensor& gradient = found.at(name);
       EXPECT_EQ(first_difference(gradient, 0, zeros(DType::f32, gradient.shape())), "") << name;
+    }
+  }
+}
+
+// c of a given state acts as the largest exponent there is where f32 has no larger one, as keys do:
+// no NaN comes from it, neither in rows nor in gradients.
+TEST(Pieces, ExponentsAtTheLimit) {
+  for (const std::string form : {"n70d8:lln", "n70d8:lln:causal", "n70m0d8:lln"}) {
+    for (const double c_l : {2.3e38, 3.4e38, -2.3e38, -3.4e38}) {
+      for (const bool everywhere : {false, true}) {
+        Case c = make_case("backward:f32:cpu:b1h2k1" + form + ":state");
+        c.parameter_gradients = true;
+        Inputs in = conformance::make_inputs(c, DType::f32);
+        in.state_lse.for_each([&](auto s, auto h, auto n, auto l) {
+          if (everywhere || l % 3 == 0) in.state_lse.set(s, h, n, l, c_l);
+        });
+        for (const Op op : {Op::backward, Op::forward}) {
+          c.problem.op = op;
+          const TensorSet expected = run(c, in, {.kernel = "reference"});
+          const TensorSet found = run(c, in);
+          for (const TensorSet::Entry& entry : found.entries()) {
+            EXPECT_EQ(first_difference(entry.tensor, 2e-5, expected.at(entry.name)), "")
+                << entry.name << " of " << to_string(c) << ", c = " << c_l
+                << (everywhere ? " everywhere" : "");
+          }
+        }
+      }
     }
   }
 }

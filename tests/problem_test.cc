@@ -114,6 +114,8 @@ constexpr Wrong kWrong[] = {
     {"forward:f32:cpu:b2h1n2d1:lln:packed", "packed sequences need batch 1: batch 2"},
     {"forward:f32:cpu:b1h1n2d1:lln:packed:masked", "packed sequences take no key mask"},
     {"forward:f32:cpu:b9000000000h1n9000000000d256:lln", "elements is too large"},
+    {"forward:f32:cpu:b1h1000000000n1d1:lln:packed=1000000000",
+     "states of 2.56e+20 elements are too large: 1000000000 sequences, 1000000000 key heads"},
 };
 
 TEST(Problem, ErrorsNameThePartThatIsWrong) {

@@ -98,14 +98,14 @@ struct AttentionGradients {
   // From the bidirectional forward of the same inputs; recomputed where not given. The causal
   // backward needs the states inside the sequence and recomputes them always.
   AttentionSaved saved = {};
-  // Optional, both or none: dL/d of the state that the forward saved, where something depends on
-  // it. Nothing is read of channels without keys.
-  AttentionState dsaved = {};
   View dq = {}, dk = {}, dv = {};  // shaped like q, k, v
   // On request, shaped and typed like the inputs that they belong to.
   View dalpha = {}, dbeta = {};
   View dmix = {}, dlln_weight = {}, ddiag_weight = {};
   AttentionSaved dstate = {};  // of the given state, both or none; zero in channels without keys
+  // Optional, both or none, to be read: dL/d of the state that the forward saved, where something
+  // depends on it. Nothing is read of channels without keys.
+  AttentionState dsaved = {};
 };
 
 // Check everything once and say what the call computes; throw one Error naming every fault.

@@ -12,6 +12,7 @@
 
 #include "api/validate.h"
 #include "lln/error.h"
+#include "math/state.h"
 
 namespace lln {
 namespace {
@@ -193,6 +194,13 @@ std::vector<std::string> problem_faults(const Problem& p) {
                         static_cast<double>(std::max(p.tokens, p.tokens_k)) *
                         static_cast<double>(p.batch);
   expect(widest <= kMaxElements, "a tensor of {:.3g} elements is too large", widest);
+  // Kernels pad the channels of states.
+  const double states = static_cast<double>(std::max(p.dim, kStatePad)) *
+                        static_cast<double>(std::max(p.dim_v, kStatePad)) *
+                        static_cast<double>(p.heads_k) * static_cast<double>(p.sequences);
+  expect(!p.has_lln() || states <= kMaxElements,
+         "states of {:.3g} elements are too large: {} sequences, {} key heads", states, p.sequences,
+         p.heads_k);
   expect(!p.has_diag() || (p.diag_block >= 1 && p.diag_block <= kMaxTokens),
          "the block size must be 1 to {}: {}", kMaxTokens, p.diag_block);
   const bool cross = p.tokens != p.tokens_k;

@@ -44,13 +44,19 @@ struct StateRows {
   ConstRows values;
 };
 
+// c of a channel in the caller's memory, in units of log2. Like the exponents of keys it is kept
+// within the limit, where f32 would overflow; -inf says that there are no keys and stays.
+HWY_INLINE float log2_lse(float lse) {
+  return lse == kNegInf ? kNegInf : lln::clamp_exponent(lse * kLog2E);
+}
+
 // Channels without keys are empty whatever their values are.
 HWY_INLINE void load_state(const AttentionState& from, const KeyHead& head, const Dims& dims,
                            const State& state) {
   const StateRows rows(from, head);
   load_tile(rows.values, dims.d, std::int64_t{0}, state.values, dims.dvp);
   for (std::int64_t l = 0; l < dims.dp; ++l) {
-    state.c[l] = l < dims.d ? rows.lse[l] * kLog2E : kNegInf;
+    state.c[l] = l < dims.d ? log2_lse(rows.lse[l]) : kNegInf;
     if (state.c[l] != kNegInf) continue;
     std::fill(state.values + l * dims.dvp, state.values + (l + 1) * dims.dvp, 0.0F);
   }
@@ -108,7 +114,7 @@ HWY_INLINE void store_state_gradient(const Call& call, const KeyHead& head, cons
   const Rows dvalues = rows_of(out.channel_values, head.index, head.head_k, 0);
   HWY_ALIGN float row[kMaxDim];
   for (std::int64_t l = 0; l < dims.d; ++l) {
-    const float own = state.lse[l] * kLog2E;
+    const float own = log2_lse(state.lse[l]);
     float dc = 0;
     if (own == kNegInf) {
       std::fill(row, row + dims.dvp, 0.0F);

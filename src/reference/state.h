@@ -45,7 +45,7 @@ inline Keys load_keys(const Call& call, std::int64_t s, std::int64_t head_k) {
   keys.v.append(values);
   for (std::int64_t l = 0; l < p.dim; ++l) {
     if (lse[0][l] == kMinusInfinity) continue;
-    keys.u.value[keys.state_key(l)][l] = lse[0][l];
+    keys.u.value[keys.state_key(l)][l] = clamp_exponent(lse[0][l]);
     keys.of_state.push_back(keys.state_key(l));
     keys.counted.push_back(keys.state_key(l));
   }
