@@ -22,6 +22,7 @@
 #include "lln_torch/cli/verbs.h"
 #include "lln_torch/train/json_lines.h"
 #include "lln_torch/train/not_finite.h"
+#include "lln_torch/train/rank_state.h"
 #include "lln_torch/train/run_model.h"
 #include "lln_torch/train/trainer.h"
 
@@ -185,6 +186,8 @@ OpenedRun open_run(TrainArguments& arguments, lln_torch::Ranks* ranks) {
   if (ranks == nullptr) return open_run(arguments);
   if (ranks->first()) {
     OpenedRun opened = open_run(arguments);
+    // A run that is resumed has one number of threads for all ranks, so this one has, too.
+    if (arguments.threads == 0) arguments.threads = at::get_num_threads();
     const Json told = {
         {"run", arguments.run},
         {"begun", opened.begun},
@@ -214,8 +217,22 @@ OpenedRun open_run(TrainArguments& arguments, lln_torch::Ranks* ranks) {
   }
   if (arguments.data.empty()) arguments.data = told["data"];
   if (arguments.device.empty()) arguments.device = told["device"];
-  if (arguments.threads == 0) arguments.threads = told["threads"];
+  const int threads = told["threads"];
+  if (arguments.threads != 0 && arguments.threads != threads) {
+    throw UsageError(fmt::format("--threads {} of rank {}: rank 0 has {}, which is for all ranks",
+                                 arguments.threads, ranks->rank(), threads));
+  }
+  arguments.threads = threads;
   return opened;
+}
+
+void expect_data_of_first(lln_torch::Ranks& ranks, const lln_torch::RunModel& made) {
+  const std::string own = lln_torch::data_fingerprint(*made.source, made.settings.batch);
+  const std::string first = ranks.from_first("data", own);
+  if (own == first) return;
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("the data of rank {} are not those of rank 0: {}; expected {}",
+                          ranks.rank(), own, first));
 }
 
 int report_not_finite(const std::string& text, const TrainArguments& arguments) {
@@ -271,7 +288,7 @@ std::string ranks_text(const lln_torch::Ranks* ranks, int together) {
   return together == 1 ? text : text + fmt::format(", {} to a row", together);
 }
 
-int run_train(TrainArguments arguments, lln_torch::Ranks* ranks) {
+int run_train(TrainArguments arguments, lln_torch::Ranks* ranks, ResumeHint& hint) {
   const bool first = ranks == nullptr || ranks->first();
   check_sequence_ranks(arguments, ranks);
   OpenedRun opened = open_run(arguments, ranks);
@@ -286,6 +303,7 @@ int run_train(TrainArguments arguments, lln_torch::Ranks* ranks) {
       throw Error(ErrorCode::unsupported, "train.cuda_graph = true: " + why);
     }
   }
+  if (ranks != nullptr) expect_data_of_first(*ranks, made);
   std::optional<lln_torch::RunLock> lock;
   if (first) {
     opened.folder.make();
@@ -317,6 +335,7 @@ int run_train(TrainArguments arguments, lln_torch::Ranks* ranks) {
   events.evaluated = [&](const Json& row) { line.evaluated(row); };
   events.warn = [&](const std::string& text) { fmt::print(stderr, "lln: warning: {}\n", text); };
   lln_torch::TrainEnd end{};
+  hint.set_checkpoints(opened.folder.checkpoints());
   try {
     end = lln_torch::train({.model = *made.model,
                             .source = *made.source,
@@ -376,9 +395,10 @@ Verb add_train(CLI::App& program, const std::string& command_line) {
                   "  lln train --resume --run runs/first\n"
                   "  lln train mlm.toml --set attention.name=softmax --set train.steps=300\n"));
   return {command, [arguments] {
-            return train_among_ranks(
-                arguments->rank_timeout, arguments->json,
-                [&](lln_torch::Ranks* ranks) { return run_train(*arguments, ranks); });
+            return train_among_ranks(arguments->rank_timeout, arguments->json,
+                                     [&](lln_torch::Ranks* ranks, ResumeHint& hint) {
+                                       return run_train(*arguments, ranks, hint);
+                                     });
           }};
 }
 

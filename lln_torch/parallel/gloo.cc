@@ -8,9 +8,9 @@
 
 namespace lln_torch {
 
-Backend make_gloo(const Store& store, int rank, int size, std::chrono::milliseconds connect) {
+Backend make_gloo(const Store& store, int rank, int size, std::chrono::milliseconds timeout) {
   constexpr auto kNoLimit = std::chrono::hours(24 * 365);
-  auto options = c10d::ProcessGroupGloo::Options::create_default(connect);
+  auto options = c10d::ProcessGroupGloo::Options::create_default(timeout);
   Backend backend = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
   backend->setTimeout(kNoLimit);
   return backend;

@@ -6,10 +6,9 @@
 
 namespace lln_torch {
 
-Backend make_nccl(const Store& store, int rank, int size, std::chrono::milliseconds connect) {
+Backend make_nccl(const Store& store, int rank, int size, std::chrono::milliseconds timeout) {
   auto options = c10d::ProcessGroupNCCL::Options::create();
-  // NCCL ends the process where an exchange takes longer: after RankWatch, which names the rank.
-  options->timeout = 4 * connect;
+  options->timeout = timeout;
   return c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, options);
 }
 

@@ -16,7 +16,7 @@ RankGroup::Work RankGroup::begin_reduce(const at::Tensor& tensor,
   c10d::AllreduceOptions options;
   options.reduceOp = op;
   try {
-    return backend_->allreduce(tensors, options);
+    return backend_of(tensor)->allreduce(tensors, options);
   } catch (const std::exception& e) {
     fail(e);
   }
@@ -51,13 +51,13 @@ RankGroup::Passed RankGroup::begin_pass(const at::Tensor& out, int to, const at:
 }
 
 void RankGroup::wait(const Work& work) const {
-  if (watch_ != nullptr) watch_->set_waiting(true);
+  set_waiting(true);
   try {
     work->wait();
   } catch (const std::exception& e) {
     fail(e);
   }
-  if (watch_ != nullptr) watch_->set_waiting(false);
+  set_waiting(false);
 }
 
 void RankGroup::wait(const Passed& passed) const {
@@ -69,9 +69,11 @@ void RankGroup::broadcast(const at::Tensor& tensor, int root) const {
   std::vector<at::Tensor> tensors = {tensor};
   c10d::BroadcastOptions options;
   options.rootRank = root;
+  // The first exchange over NCCL waits for the others before there is anything to wait for.
+  set_waiting(true);
   Work work;
   try {
-    work = backend_->broadcast(tensors, options);
+    work = backend_of(tensor)->broadcast(tensors, options);
   } catch (const std::exception& e) {
     fail(e);
   }
@@ -86,7 +88,7 @@ at::Tensor RankGroup::gather(const at::Tensor& tensor) const {
   std::vector<at::Tensor> inputs = {tensor.contiguous()};
   Work work;
   try {
-    work = backend_->allgather(outputs, inputs);
+    work = backend_of(tensor)->allgather(outputs, inputs);
   } catch (const std::exception& e) {
     fail(e);
   }

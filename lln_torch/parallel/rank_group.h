@@ -24,16 +24,25 @@ class RankGroup {
   using Work = c10::intrusive_ptr<c10d::Work>;
 
   // The watch outlives this object. Without one a failed exchange is told in the words of c10d.
-  RankGroup(Backend backend, const c10::Device& device, RankWatch* watch = nullptr)
-      : backend_(std::move(backend)), device_(device), watch_(watch) {}
+  // Tensors in host memory are exchanged by `host`, where the backend takes those of a device only.
+  RankGroup(Backend backend, const c10::Device& device, RankWatch* watch = nullptr,
+            Backend host = nullptr)
+      : backend_(std::move(backend)),
+        host_(host ? std::move(host) : backend_),
+        device_(device),
+        watch_(watch) {}
 
   int rank() const { return backend_->getRank(); }
   int size() const { return backend_->getSize(); }
   bool first() const { return rank() == 0; }
-  const c10::Device& device() const { return device_; }  // of the tensors that it takes
+  const c10::Device& device() const { return device_; }
   // Something was done that others need not wait for: see RankWatch.
   void work_done() const {
     if (watch_ != nullptr) watch_->work_done();
+  }
+  // Around what waits for other ranks, besides the calls here.
+  void set_waiting(bool waiting) const {
+    if (watch_ != nullptr) watch_->set_waiting(waiting);
   }
 
   // Each begins an exchange of contiguous tensors, which may not be touched until wait(). All ranks
@@ -47,6 +56,7 @@ class RankGroup {
   // To one rank and from another; -1: none. Passes that are under way at once have tags of their
   // own.
   Passed begin_pass(const at::Tensor& out, int to, const at::Tensor& in, int from, int tag) const;
+  // For exchanges of host memory the host waits, for those on a device its stream does.
   void wait(const Work& work) const;
   void wait(const Passed& passed) const;
 
@@ -58,7 +68,11 @@ class RankGroup {
  private:
   Work begin_reduce(const at::Tensor& tensor, c10d::ReduceOp::RedOpType op) const;
   [[noreturn]] void fail(const std::exception& e) const;
-  Backend backend_;
+  const Backend& backend_of(const at::Tensor& tensor) const {
+    return tensor.is_cpu() ? host_ : backend_;
+  }
+
+  Backend backend_, host_;
   c10::Device device_;
   RankWatch* watch_;
 };

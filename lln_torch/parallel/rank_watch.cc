@@ -1,30 +1,29 @@
-// Signs of life through the store. One thread talks to the store, and may hang with it; another
-// only looks at the clock.
+// One thread keeps the time, judges and never waits for the store: a request that is not answered
+// is a fault like others.
 // SPDX-License-Identifier: Apache-2.0
 #include "lln_torch/parallel/rank_watch.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <sstream>
 
 namespace lln_torch {
 namespace {
 
 using std::chrono::milliseconds;
 
-constexpr const char* kFaultKey = "fault";
 constexpr const char* kLeft = "left";
+// Between signs of a rank that ends, and of one that looks for whom an exchange failed.
 constexpr milliseconds kEndInterval{10};
+constexpr milliseconds kSuspiciousInterval{100};
+// How often a request is looked after.
+constexpr milliseconds kTick{10};
 // How long the process may take to end by itself.
 constexpr milliseconds kGrace{2000};
 // How long rank 0 keeps its store for others to read why the job ends.
 constexpr milliseconds kLinger{5000};
 
-std::vector<std::uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
-std::string text_of_bytes(const std::vector<std::uint8_t>& bytes) {
-  return {bytes.begin(), bytes.end()};
-}
-std::string sign_key(int rank) { return fmt::format("sign/{}", rank); }
 double seconds_of(std::chrono::steady_clock::duration span) {
   return std::chrono::duration<double>(span).count();
 }
@@ -35,12 +34,8 @@ RankWatch::RankWatch(Store store, RankWatchOptions options)
     : store_(std::move(store)),
       options_(std::move(options)),
       interval_(std::clamp(options_.timeout / 20, milliseconds(50), milliseconds(1000))),
-      peers_(static_cast<std::size_t>(options_.size)) {
-  store_->set(sign_key(options_.rank), bytes_of("0 0 0"));
-  for (Peer& peer : peers_) peer.sign_time = peer.work_time = Clock::now();
-  beating_ = std::thread([this] { beat(); });
-  guarding_ = std::thread([this] { guard(); });
-}
+      peers_(static_cast<std::size_t>(options_.size)),
+      thread_([this] { watch(); }) {}
 
 RankWatch::~RankWatch() {
   {
@@ -48,13 +43,23 @@ RankWatch::~RankWatch() {
     stopping_ = true;
   }
   changed_.notify_all();
-  beating_.join();
-  guarding_.join();
+  thread_.join();
+  if (answer_.valid()) answer_.wait_for(kGrace);  // then it is left behind
 }
 
 void RankWatch::set_waiting(bool waiting) noexcept {
   waiting_ = waiting;
   ++work_;
+}
+
+void RankWatch::add_backend(const Backend& backend) {
+  const std::lock_guard lock(mutex_);
+  backends_.push_back(backend);
+}
+
+void RankWatch::forget_backends() {
+  const std::lock_guard lock(mutex_);
+  backends_.clear();
 }
 
 std::string RankWatch::name(int rank) const {
@@ -66,117 +71,144 @@ std::optional<std::string> RankWatch::fault() const {
   return fault_;
 }
 
-void RankWatch::set_fault(const std::string& text) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (fault_) return;
-    fault_ = text;
-    fault_time_ = Clock::now();
-  }
-  changed_.notify_all();
-}
+// ---- the thread, which has the mutex -----------------------------------------------------------
 
-void RankWatch::beat() {
+void RankWatch::watch() {
   std::unique_lock lock(mutex_);
-  for (std::int64_t count = 1; !stopping_; ++count) {
-    lock.unlock();
-    try {
-      round(count);
-    } catch (const std::exception& e) {
-      const std::string who = options_.first_has_store
-                                  ? name(0) + " is gone, and the store that it had with it: "
-                                  : std::string("the store that all ranks share is gone: ");
-      set_fault(who + text_of(e));
-      lock.lock();
-      store_gone_ = true;
-      changed_.notify_all();
-      return;
-    }
-    lock.lock();
-    round_time_ = Clock::now();
+  while (!stopping_) {
+    advance_clock();
+    look_at_backends();
+    take_answer();
+    if (!answer_.valid() && !store_gone_ && Clock::now() >= next_request_) ask();
     changed_.notify_all();
-    // Who ends has nothing else to do than to see the others end.
-    changed_.wait_for(lock, own_end_ ? kEndInterval : interval_,
-                      [&] { return stopping_ || (own_end_ && !told_); });
-  }
-}
-
-// Signs are "COUNT WORK WAITING", or "left".
-void RankWatch::round(std::int64_t count) {
-  std::optional<std::string> end;
-  {
-    const std::lock_guard lock(mutex_);
-    end = own_end_;
-  }
-  if (!end && !fault()) {
-    store_->set(sign_key(options_.rank),
-                bytes_of(fmt::format("{} {} {}", count, work_.load(), waiting_ ? 1 : 0)));
-  }
-  read_peers();
-  if (end && !end->empty()) store_->compareSet(kFaultKey, {}, bytes_of(*end));
-  if (end) {
-    store_->set(sign_key(options_.rank), bytes_of(kLeft));
-    const std::lock_guard lock(mutex_);
-    told_ = true;
-  }
-  if (store_->check({kFaultKey})) {
-    set_fault(text_of_bytes(store_->get(kFaultKey)));
-  } else if (const auto found = end ? std::nullopt : judge()) {
-    set_fault(text_of_bytes(store_->compareSet(kFaultKey, {}, bytes_of(*found))));
-  }
-  // Rank 0 then knows that this one has read it.
-  if (fault()) store_->set(sign_key(options_.rank), bytes_of(kLeft));
-}
-
-void RankWatch::read_peers() {
-  for (int rank = 0; rank < options_.size; ++rank) {
-    Peer& peer = peers_[static_cast<std::size_t>(rank)];
-    if (peer.left || !store_->check({sign_key(rank)})) continue;
-    const std::string sign = text_of_bytes(store_->get(sign_key(rank)));
-    const std::lock_guard lock(mutex_);  // others_left() reads them from other threads
-    if (sign == kLeft) {
-      peer.left = rank != options_.rank;
-      continue;
+    if (has_to_end()) {
+      noticed_ = true;
+      const std::string text = *fault_;
+      lock.unlock();
+      options_.lost(text);
+      lock.lock();
     }
-    if (sign == peer.sign) continue;
-    peer.sign = sign;
-    peer.sign_time = Clock::now();
-    const std::string work = sign.substr(sign.find(' ') + 1);
-    if (work == peer.work) continue;
-    peer.work = work;
-    peer.work_time = peer.sign_time;
-    peer.waiting = work.ends_with('1');
+    if (answer_.valid()) {
+      lock.unlock();
+      answer_.wait_for(kTick);
+      lock.lock();
+    } else {
+      changed_.wait_until(lock, store_gone_ ? Clock::now() + interval_ : next_request_);
+    }
   }
+}
+
+// After a pause that this thread did not choose the process was suspended, as the others may have
+// been: it does not tell who lives.
+void RankWatch::advance_clock() {
+  const Clock::time_point now = Clock::now();
+  awake_ += std::min<Clock::duration>(now - tick_, 4 * interval_);
+  tick_ = now;
+}
+
+void RankWatch::look_at_backends() {
+  for (const Backend& backend : backends_) {
+    const c10d::ErrorType error = backend->getError();
+    if (error == c10d::ErrorType::SUCCESS) continue;
+    suspicious_ = true;
+    if (error == c10d::ErrorType::TIMEOUT) overdue_ = true;
+  }
+}
+
+// Signs are "COUNT WORK WAITING SUSPICIOUS", or "left".
+void RankWatch::ask() {
+  SignRequest request;
+  request.rank = options_.rank;
+  // Of a fault, too: rank 0 then knows that this rank has read it.
+  asked_as_left_ = own_end_ || fault_;
+  request.sign = asked_as_left_ ? kLeft
+                                : fmt::format("{} {} {:d} {:d}", ++count_, work_.load(),
+                                              waiting_ || overdue_, suspicious_);
+  request.fault = own_end_ && !own_end_->empty() ? *own_end_ : suspect_.value_or("");
+  asked_.clear();
+  for (int rank = 0; rank < options_.size; ++rank) {
+    const bool watched = options_.rank == 0 ? rank > 0 : rank == 0;
+    if (watched && !peers_[static_cast<std::size_t>(rank)].left) asked_.push_back(rank);
+  }
+  request.asked = asked_;
+  asked_time_ = awake_;
+  if (!asked_as_left_) hear(peers_[static_cast<std::size_t>(options_.rank)], request.sign);
+  answer_ = exchange_signs(store_, std::move(request));
+}
+
+void RankWatch::take_answer() {
+  if (!answer_.valid()) return;
+  if (answer_.wait_for(milliseconds(0)) != std::future_status::ready) {
+    if (awake_ - asked_time_ > options_.timeout) {
+      lose_store(fmt::format("{} is lost: the store {}did not answer for {:.1f} s", name(0),
+                             options_.first_has_store ? "that it has " : "",
+                             seconds_of(awake_ - asked_time_)));
+    }
+    return;
+  }
+  try {
+    read(answer_.get());
+  } catch (const std::exception& e) {
+    lose_store((options_.first_has_store ? name(0) + " is gone, and the store that it had with it: "
+                                         : "the store that all ranks share is gone: ") +
+               text_of(e));
+  }
+}
+
+void RankWatch::read(const SignAnswer& answer) {
+  for (std::size_t i = 0; i < asked_.size(); ++i) {
+    hear(peers_[static_cast<std::size_t>(asked_[i])], answer.signs[i]);
+  }
+  told_ = told_ || asked_as_left_;
+  next_request_ = Clock::now() + pace();
+  if (!answer.fault.empty()) {
+    set_fault(answer.fault);
+  } else if (!own_end_ && !fault_) {
+    suspect_ = judge();
+    if (suspect_) next_request_ = {};
+  }
+}
+
+void RankWatch::hear(Peer& peer, const std::string& sign) {
+  if (sign == kLeft) peer.left = true;
+  if (sign.empty() || sign == kLeft) return;
+  std::int64_t count = -1, work = -1;
+  std::istringstream(sign) >> count >> work >> peer.waiting >> peer.suspicious;
+  if (count != peer.count) peer.heard = awake_;
+  if (work != peer.work) peer.worked = awake_;
+  peer.count = count;
+  peer.work = work;
 }
 
 std::optional<std::string> RankWatch::judge() const {
-  const Clock::time_point now = Clock::now();
-  if (auto silent = silent_rank(now)) return silent;
-  return stuck_rank(now);
+  if (auto silent = silent_rank()) return silent;
+  // Rank 0 alone knows who works and who waits.
+  return options_.rank == 0 ? stuck_rank() : std::nullopt;
 }
 
 // Once an exchange has failed, whoever is dead need not be waited for long.
-std::optional<std::string> RankWatch::silent_rank(Clock::time_point now) const {
+std::optional<std::string> RankWatch::silent_rank() const {
+  const bool suspicious =
+      suspicious_ ||
+      std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.suspicious; });
   const milliseconds soon = std::max(4 * interval_, milliseconds(1500));
-  const milliseconds limit = suspicious_ ? std::min(soon, options_.timeout) : options_.timeout;
-  int silent = -1;
-  for (int rank = 0; rank < options_.size; ++rank) {
-    const Peer& peer = peers_[static_cast<std::size_t>(rank)];
-    if (rank == options_.rank || peer.left || now - peer.sign_time < limit) continue;
-    if (silent < 0 || peer.sign_time < peers_[static_cast<std::size_t>(silent)].sign_time) {
-      silent = rank;
-    }
+  const milliseconds limit = suspicious ? std::min(soon, options_.timeout) : options_.timeout;
+  std::optional<int> silent;
+  const auto heard = [&](int rank) { return peers_[static_cast<std::size_t>(rank)].heard; };
+  for (const int rank : asked_) {
+    if (peers_[static_cast<std::size_t>(rank)].left || awake_ - heard(rank) < limit) continue;
+    if (!silent || heard(rank) < heard(*silent)) silent = rank;
   }
-  if (silent < 0) return std::nullopt;
-  const auto since = now - peers_[static_cast<std::size_t>(silent)].sign_time;
-  return fmt::format("{} is lost: no sign of life for {:.1f} s", name(silent), seconds_of(since));
+  if (!silent) return std::nullopt;
+  return fmt::format("{} is lost: no sign of life for {:.1f} s", name(*silent),
+                     seconds_of(awake_ - heard(*silent)));
 }
 
-std::optional<std::string> RankWatch::stuck_rank(Clock::time_point now) const {
+std::optional<std::string> RankWatch::stuck_rank() const {
   int stuck = -1, waiting = 0;
   for (int rank = 0; rank < options_.size; ++rank) {
     const Peer& peer = peers_[static_cast<std::size_t>(rank)];
-    if (peer.left || now - peer.work_time < options_.timeout) continue;
+    if (peer.left || awake_ - peer.worked < options_.timeout) continue;
     if (peer.waiting) {
       ++waiting;
     } else {
@@ -193,82 +225,90 @@ std::optional<std::string> RankWatch::stuck_rank(Clock::time_point now) const {
                      options_.size, seconds);
 }
 
+void RankWatch::set_fault(const std::string& text) {
+  if (fault_) return;
+  fault_ = text;
+  fault_time_ = awake_;
+  next_request_ = {};
+}
+
+void RankWatch::lose_store(const std::string& why) {
+  answer_ = {};
+  store_gone_ = true;
+  set_fault(why);
+}
+
+milliseconds RankWatch::pace() const {
+  // Who ends has nothing else to do than to see the others end.
+  if (own_end_ || fault_ || leaving_) return kEndInterval;
+  return suspicious_ ? std::min(interval_, kSuspiciousInterval) : interval_;
+}
+
+bool RankWatch::has_to_end() const {
+  if (!fault_ || noticed_ || awake_ - fault_time_ < kGrace) return false;
+  return !keeps_store() || others_left(kGrace) || awake_ - fault_time_ > kGrace + kLinger;
+}
+
+bool RankWatch::others_left(milliseconds silence) const {
+  const milliseconds limit = std::max(silence, 4 * interval_);
+  return store_gone_ || std::all_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
+           const bool self = &peer == &peers_[static_cast<std::size_t>(options_.rank)];
+           return self || peer.left || awake_ - peer.heard > limit;
+         });
+}
+
+// ---- calls of other threads --------------------------------------------------------------------
+
+void RankWatch::hurry() {
+  next_request_ = {};
+  changed_.notify_all();
+}
+
+template <typename Done>
+void RankWatch::wait(std::unique_lock<std::mutex>& lock, Clock::duration limit, Done done) {
+  const Clock::duration end = awake_ + limit;
+  changed_.wait(lock, [&] { return done() || awake_ > end; });
+}
+
 std::string RankWatch::find_fault(const std::string& symptom) {
-  suspicious_ = true;
   std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, options_.timeout, [&] { return fault_.has_value(); });
-  if (!fault_) return "an exchange between ranks failed: " + symptom;
+  suspicious_ = true;
+  hurry();
+  wait(lock, options_.timeout + kGrace, [&] { return fault_.has_value(); });
   noticed_ = true;
-  if (options_.rank == 0 && options_.first_has_store) {
-    changed_.wait_for(lock, kLinger, [&] { return others_left(); });
-  }
+  if (!fault_) return "an exchange between ranks failed: " + symptom;
+  if (keeps_store()) wait(lock, kLinger, [&] { return others_left(kGrace); });
   return *fault_;
 }
 
 void RankWatch::fail(const std::string& text) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!own_end_) own_end_ = fmt::format("{} ended: {}", name(options_.rank), text);
-    noticed_ = true;
-  }
-  changed_.notify_all();
-  wait_for_others(kLinger);
-  // From now on the guard ends the process, should it not end by itself.
-  const std::lock_guard lock(mutex_);
-  fault_time_ = Clock::now();
+  std::unique_lock lock(mutex_);
+  if (!own_end_) own_end_ = fmt::format("{} ended: {}", name(options_.rank), text);
+  noticed_ = true;
+  hurry();
+  wait(lock, kLinger, [&] { return told_ || store_gone_; });
+  if (keeps_store()) wait(lock, kLinger, [&] { return others_left(kGrace); });
+  // From now on the watch ends the process, should it not end by itself.
+  set_fault(*own_end_);
+  fault_time_ = awake_;
   noticed_ = false;
 }
 
-void RankWatch::leave() {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!own_end_) own_end_ = "";
-    noticed_ = true;
-  }
-  changed_.notify_all();
-  wait_for_others(options_.timeout);
-}
-
-bool RankWatch::others_left() const {
-  return store_gone_ || std::all_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
-           const bool self = &peer == &peers_[static_cast<std::size_t>(options_.rank)];
-           return self || peer.left ||
-                  Clock::now() - peer.sign_time > std::max(kGrace, 4 * interval_);
-         });
-}
-
-void RankWatch::wait_for_others(milliseconds limit) {
+std::optional<std::string> RankWatch::leave() {
   std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, limit, [&] { return told_ || store_gone_; });
-  if (options_.rank == 0 && options_.first_has_store) {
-    changed_.wait_for(lock, limit, [&] { return others_left(); });
+  noticed_ = leaving_ = true;
+  if (options_.rank != 0) {
+    set_waiting(true);
+    hurry();
+    // No limit of its own: where rank 0 is silent, or does nothing, that is a fault.
+    changed_.wait(lock, [&] { return peers_[0].left || fault_; });
+    if (fault_) return fault_;
   }
-}
-
-void RankWatch::guard() {
-  std::unique_lock lock(mutex_);
-  while (!stopping_) {
-    changed_.wait_for(lock, interval_, [&] { return stopping_; });
-    if (stopping_) return;
-    const Clock::time_point now = Clock::now();
-    if (!fault_ && !store_gone_ && now - round_time_ > options_.timeout) {
-      fault_ = fmt::format("{} is lost: the store {}did not answer for {:.1f} s", name(0),
-                           options_.first_has_store ? "that it has " : "",
-                           seconds_of(now - round_time_));
-      fault_time_ = now;
-      changed_.notify_all();
-    }
-    if (fault_ && !noticed_ && now - fault_time_ > kGrace) {
-      if (options_.rank == 0 && options_.first_has_store) {
-        changed_.wait_for(lock, kLinger, [&] { return others_left() || stopping_; });
-      }
-      const std::string text = *fault_;
-      noticed_ = true;
-      lock.unlock();
-      options_.lost(text);
-      lock.lock();
-    }
-  }
+  own_end_ = "";
+  hurry();
+  wait(lock, options_.timeout, [&] { return told_ || store_gone_; });
+  if (options_.rank == 0) wait(lock, options_.timeout, [&] { return others_left(kLinger); });
+  return std::nullopt;
 }
 
 }  // namespace lln_torch

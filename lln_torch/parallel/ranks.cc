@@ -1,4 +1,4 @@
-// How ranks meet: through c10d's TCPStore.
+// How ranks meet: through c10d's TCPStore. Until there is a watch, every wait has a limit here.
 // SPDX-License-Identifier: Apache-2.0
 #include "lln_torch/parallel/ranks.h"
 
@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <algorithm>
 #include <array>
 #include <thread>
 
@@ -16,14 +17,16 @@
 namespace lln_torch {
 namespace {
 
-constexpr std::chrono::milliseconds kStorePoll{5};
+// How often a key is looked for: at first, and after a while.
+constexpr std::chrono::milliseconds kFirstPoll{1}, kLastPoll{100};
+// What a call of the store may take over its own limit, and the least that it is given.
+constexpr std::chrono::milliseconds kStoreSlack{2000}, kLeastWait{100};
 
-std::vector<std::uint8_t> stored_bytes(const std::string& text) {
-  return {text.begin(), text.end()};
-}
+lln::Error meeting_error(const std::string& text) { return {lln::ErrorCode::io, text}; }
 
-std::string stored_text(const std::vector<std::uint8_t>& bytes) {
-  return {bytes.begin(), bytes.end()};
+std::string who_has_store(const RankPlace& place) {
+  return fmt::format("{} at {}:{}", place.store_is_there ? "the store of the ranks" : "rank 0",
+                     place.host, place.port);
 }
 
 Store connect_store(const RankPlace& place, bool serve, std::chrono::milliseconds timeout) {
@@ -36,13 +39,14 @@ Store connect_store(const RankPlace& place, bool serve, std::chrono::millisecond
     const Store whole = c10::make_intrusive<c10d::TCPStore>(place.host, options);
     return c10::make_intrusive<c10d::PrefixStore>(place.store_prefix, whole);
   } catch (const std::exception& e) {
-    throw lln::Error(
-        lln::ErrorCode::io,
-        serve ? fmt::format("rank 0 cannot listen on {}:{}, where the ranks are to meet: {}",
-                            place.host, place.port, text_of(e))
-              : fmt::format("rank {} did not reach {} at {}:{} within {:.1f} s: {}", place.rank,
-                            place.store_is_there ? "the store" : "rank 0", place.host, place.port,
-                            std::chrono::duration<double>(timeout).count(), text_of(e)));
+    if (serve) {
+      throw meeting_error(
+          fmt::format("rank 0 cannot listen on {}:{}, where the ranks are to meet: {}", place.host,
+                      place.port, text_of(e)));
+    }
+    throw meeting_error(fmt::format("rank {} did not reach {} within {:.1f} s: {}", place.rank,
+                                    who_has_store(place),
+                                    std::chrono::duration<double>(timeout).count(), text_of(e)));
   }
 }
 
@@ -52,66 +56,91 @@ std::string own_name() {
   return fmt::format("pid {} on {}", ::getpid(), host.data());
 }
 
-// What each rank is called; throws where one does not come in time.
-std::vector<std::string> meet(const Store& store, const RankPlace& place,
-                              std::chrono::milliseconds timeout) {
-  const auto key = [](int rank) { return fmt::format("here/{}", rank); };
-  store->set(key(place.rank), stored_bytes(own_name()));
-  const auto end = std::chrono::steady_clock::now() + timeout;
-  std::vector<int> missing;
-  do {
-    missing.clear();
+// What each rank is called; throws where one does not come in time, of which `left` is left.
+std::vector<std::string> meet(c10d::Store& store, const RankPlace& place,
+                              std::chrono::milliseconds timeout, std::chrono::milliseconds left) {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < place.size; ++rank) keys.push_back(fmt::format("here/{}", rank));
+  store.set(keys[static_cast<std::size_t>(place.rank)], own_name());
+  try {
+    store.wait(keys, std::max(left, kLeastWait));
+  } catch (const c10::Error&) {
+    std::vector<int> missing;
     for (int rank = 0; rank < place.size; ++rank) {
-      if (!store->check({key(rank)})) missing.push_back(rank);
+      if (!store.check({keys[static_cast<std::size_t>(rank)]})) missing.push_back(rank);
     }
-    if (!missing.empty()) std::this_thread::sleep_for(kStorePoll);
-  } while (!missing.empty() && std::chrono::steady_clock::now() < end);
-  if (!missing.empty()) {
-    throw lln::Error(
-        lln::ErrorCode::io,
-        fmt::format("of {} ranks these did not come to {}:{} within {:.1f} s: rank {}", place.size,
-                    place.host, place.port, std::chrono::duration<double>(timeout).count(),
-                    fmt::join(missing, ", rank ")));
+    if (!missing.empty()) {
+      throw meeting_error(fmt::format(
+          "of {} ranks these did not come to {}:{} within {:.1f} s: rank {}", place.size,
+          place.host, place.port, std::chrono::duration<double>(timeout).count(),
+          fmt::join(missing, ", rank ")));
+    }
   }
+  return stored_texts(store, keys);
+}
+
+struct Met {
+  Store store, watched;  // two connections
   std::vector<std::string> names;
-  for (int rank = 0; rank < place.size; ++rank) names.push_back(stored_text(store->get(key(rank))));
-  return names;
+};
+
+Met meet_all(const RankPlace& place, std::chrono::milliseconds timeout) {
+  const auto end = std::chrono::steady_clock::now() + timeout;
+  Met met;
+  met.store = connect_store(place, place.rank == 0 && !place.store_is_there, timeout);
+  try {
+    met.names = meet(*met.store, place, timeout,
+                     std::chrono::duration_cast<std::chrono::milliseconds>(
+                         end - std::chrono::steady_clock::now()));
+    met.watched = connect_store(place, false, timeout);
+  } catch (const c10::Error& e) {
+    throw meeting_error(fmt::format("{} is gone: {}", who_has_store(place), text_of(e)));
+  }
+  return met;
 }
 
 }  // namespace
 
 Ranks::Ranks(const RankPlace& place, const RanksOptions& options)
     : place_(place), options_(options) {
-  const bool serve = place.rank == 0 && !place.store_is_there;
-  store_ = connect_store(place, serve, options.timeout);
+  const std::chrono::milliseconds limit = options.timeout + kStoreSlack;
+  auto meeting = run_apart([place, timeout = options.timeout] { return meet_all(place, timeout); });
+  if (meeting.wait_for(limit) != std::future_status::ready) {
+    throw meeting_error(fmt::format("{} did not answer within {:.1f} s", who_has_store(place),
+                                    std::chrono::duration<double>(limit).count()));
+  }
+  Met met = meeting.get();
+  store_ = met.store;
   RankWatchOptions watch;
   watch.rank = place.rank;
   watch.size = place.size;
+  watch.names = met.names;
   watch.timeout = options.timeout;
   watch.first_has_store = !place.store_is_there;
   watch.lost = options.lost;
-  try {
-    watch.names = meet(store_, place, options.timeout);
-    watch_ = std::make_unique<RankWatch>(connect_store(place, false, options.timeout), watch);
-  } catch (const c10::Error& e) {
-    throw lln::Error(lln::ErrorCode::io,
-                     fmt::format("{} at {}:{} is gone: {}",
-                                 place.store_is_there ? "the store of the ranks"
-                                                      : "rank 0, which has the store of the ranks,",
-                                 place.host, place.port, text_of(e)));
-  }
+  watch_ = std::make_unique<RankWatch>(met.watched, watch);
+}
+
+Ranks::~Ranks() {
+  // Their last owner is this object.
+  watch_->forget_backends();
+  backends_.clear();
 }
 
 RankGroup Ranks::group(const std::string& name, const c10::Device& device, int size) {
   const int number = place_.rank / size, rank = place_.rank % size;
-  const Store own =
-      c10::make_intrusive<c10d::PrefixStore>(fmt::format("group/{}/{}", name, number), store_);
+  const auto add = [&](const auto& make, const char* kind) {
+    const Store own = c10::make_intrusive<c10d::PrefixStore>(
+        fmt::format("group/{}/{}/{}", name, number, kind), store_);
+    backends_.push_back(make(own, rank, size, options_.timeout));
+    watch_->add_backend(backends_.back());
+    return backends_.back();
+  };
   // Those who come here first wait for the others, which may still read their data.
   gather("group/" + name, "");
-  const auto make = device.is_cuda() ? make_nccl : make_gloo;
   try {
-    backends_.push_back(make(own, rank, size, options_.timeout));
-    return {backends_.back(), device, watch_.get()};
+    const Backend host = add(make_gloo, "host");
+    return {device.is_cuda() ? add(make_nccl, "device") : host, device, watch_.get(), host};
   } catch (const lln::Error&) {
     throw;
   } catch (const std::exception& e) {
@@ -119,41 +148,58 @@ RankGroup Ranks::group(const std::string& name, const c10::Device& device, int s
   }
 }
 
-std::string Ranks::wait_for(const std::string& key) {
-  try {
-    watch_->set_waiting(true);
-    while (!store_->check({key})) {
-      if (watch_->fault()) throw RankLost(watch_->find_fault(""));
-      std::this_thread::sleep_for(kStorePoll);
-    }
-    watch_->set_waiting(false);
-    return stored_text(store_->get(key));
-  } catch (const c10::Error& e) {
-    throw RankLost(watch_->find_fault(text_of(e)));
+void Ranks::wait_for(const std::string& key) {
+  watch_->set_waiting(true);
+  for (auto pause = kFirstPoll; !store_->check({key}); pause = std::min(2 * pause, kLastPoll)) {
+    if (watch_->fault()) throw RankLost(watch_->find_fault(""));
+    std::this_thread::sleep_for(pause);
   }
-}
-
-void Ranks::put(const std::string& key, const std::string& text) {
-  try {
-    store_->set(key, stored_bytes(text));
-  } catch (const c10::Error& e) {
-    throw RankLost(watch_->find_fault(text_of(e)));
-  }
+  watch_->set_waiting(false);
 }
 
 std::vector<std::string> Ranks::gather(const std::string& name, const std::string& text) {
-  put(fmt::format("text/{}/{}", name, place_.rank), text);
-  std::vector<std::string> all;
+  const std::string all_there = "text/" + name;
+  std::vector<std::string> keys;
   for (int rank = 0; rank < place_.size; ++rank) {
-    all.push_back(wait_for(fmt::format("text/{}/{}", name, rank)));
+    keys.push_back(fmt::format("text/{}/{}", name, rank));
   }
-  return all;
+  try {
+    store_->set(keys[static_cast<std::size_t>(place_.rank)], text);
+    // One looks for all, and all others for one.
+    if (first()) {
+      for (const std::string& key : keys) wait_for(key);
+      store_->set(all_there, "");
+    } else {
+      wait_for(all_there);
+    }
+    return stored_texts(*store_, keys);
+  } catch (const c10::Error& e) {
+    throw RankLost(watch_->find_fault(text_of(e)));
+  }
 }
 
 std::string Ranks::from_first(const std::string& name, const std::string& text) {
   const std::string key = "first/" + name;
-  if (first()) put(key, text);
-  return first() ? text : wait_for(key);
+  try {
+    if (first()) {
+      store_->set(key, text);
+      return text;
+    }
+    wait_for(key);
+    return store_->get_to_str(key);
+  } catch (const c10::Error& e) {
+    throw RankLost(watch_->find_fault(text_of(e)));
+  }
+}
+
+std::optional<std::string> Ranks::leave() {
+  watch_->set_waiting(true);
+  try {
+    for (const Backend& backend : backends_) backend->shutdown();
+  } catch (const std::exception& e) {
+    return watch_->find_fault(text_of(e));
+  }
+  return watch_->leave();
 }
 
 }  // namespace lln_torch

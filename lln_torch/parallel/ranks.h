@@ -8,7 +8,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <stdexcept>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,6 +38,9 @@ class Ranks {
  public:
   // Waits for all. Throws lln::Error that names those that did not come.
   Ranks(const RankPlace& place, const RanksOptions& options);
+  ~Ranks();
+  Ranks(const Ranks&) = delete;
+  Ranks& operator=(const Ranks&) = delete;
 
   int rank() const { return place_.rank; }
   int size() const { return place_.size; }
@@ -59,9 +62,11 @@ class Ranks {
   // The text of rank 0, for all; what the others pass is not looked at.
   std::string from_first(const std::string& name, const std::string& text);
 
+  // After all that groups do: see RankWatch::leave().
+  std::optional<std::string> leave();
+
  private:
-  void put(const std::string& key, const std::string& text);
-  std::string wait_for(const std::string& key);
+  void wait_for(const std::string& key);
 
   RankPlace place_;
   RanksOptions options_;

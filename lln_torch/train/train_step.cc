@@ -77,7 +77,8 @@ TrainStep::Inputs TrainStep::make_inputs(const std::vector<Batch>& parts) const 
       inputs.pieces.push_back(std::move(piece.pieces));
       predictions.push_back(piece.predictions);
     } else {
-      if (exchange_ != nullptr && predictions_in(part) == 0) continue;  // its mean would be none
+      // Also where it predicts nothing: it moves the running values of attentions, and heads give
+      // it a loss of 0.
       inputs.parts.push_back(to_tensors(part, device_));
       predictions.push_back(predictions_in(part));
     }
@@ -147,7 +148,6 @@ void TrainStep::update(const Inputs& inputs, std::int64_t step) {
     loss.backward();
   }
   if (exchange_ != nullptr) {
-    if (inputs.parts.empty()) exchange_->begin(loss_, 0, inputs.stop);
     const GradientExchange::Totals totals = exchange_->finish();
     loss_.copy_(totals.loss);
     stop_.add_(totals.stop);

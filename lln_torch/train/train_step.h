@@ -49,8 +49,9 @@ class TrainStep {
             const torch::Device& device, GradientExchange* exchange = nullptr,
             const SequenceCut* cut = nullptr);
 
-  // `parts` together are the batch of `step`, or this rank's share of it; the loss is the mean over
-  // all that the batch predicts. `stop`: this rank wants to end, and the sums of all will say so.
+  // `parts`, one at least, together are the batch of `step`, or this rank's share of it; the loss
+  // is the mean over all that the batch predicts. `stop`: this rank wants to end, and the sums of
+  // all will say so.
   void run(const std::vector<Batch>& parts, std::int64_t step, double learning_rate,
            bool stop = false);
   StepSums take();  // waits for the device

@@ -94,6 +94,7 @@ class Loop {
   bool evaluate_now();  // false where a signal came
   bool evaluate_here();
   void measure();
+  void agree_on_weights();
   void save();
   bool due(std::int64_t every) const { return every > 0 && state_.step % every == 0; }
   bool last() const { return state_.step == settings_.schedule.steps; }
@@ -175,7 +176,14 @@ void Loop::agree_on_start(bool resumed) {
     share_tensors(group, named_weights(job_.model));
     share_tensors(group, optimizer_.state());
   }
-  expect_same(group, named_weights(job_.model), "the weights");
+  agree_on_weights();
+}
+
+// Before they are evaluated or saved: ranks whose weights differ train no model at all.
+void Loop::agree_on_weights() {
+  if (job_.group == nullptr) return;
+  expect_same(*job_.group, named_weights(job_.model),
+              fmt::format("step {}: the weights", state_.step));
 }
 
 bool Loop::load() {
@@ -210,6 +218,7 @@ TrainEnd Loop::run() {
   Prefetch batches(job_.source, state_.step, settings_.schedule.steps, share_, kBatchesAhead);
   while (!last() && !exhausted()) {
     if (stopped()) {
+      agree_on_weights();
       save();
       return TrainEnd::signal;
     }
@@ -244,7 +253,10 @@ void Loop::step(Prefetch& batches) {
 }
 
 void Loop::take_sums() {
+  // On a GPU this waits for the exchanges, too.
+  if (job_.group != nullptr) job_.group->set_waiting(true);
   const StepSums sums = step_.take();
+  if (job_.group != nullptr) job_.group->set_waiting(false);
   if (sums.bad_step) report_not_finite(sums);
   sums_pending_ = false;
   stop_agreed_ = stop_agreed_ || sums.stop;
@@ -269,9 +281,9 @@ void Loop::after_step() {
   const bool fresh = state_.step != first_step_;  // otherwise what a signal left over
   if (fresh && (due(settings_.log_every) || last())) log();
   if (fresh && due(settings_.instruments_every)) measure();
-  if (due(settings_.evaluate_every) || last()) {
-    if (!evaluate_now()) return;
-  }
+  const bool evaluated = due(settings_.evaluate_every) || last();
+  if (evaluated || due(settings_.checkpoint_every)) agree_on_weights();
+  if (evaluated && !evaluate_now()) return;
   if (due(settings_.checkpoint_every)) save();
 }
 

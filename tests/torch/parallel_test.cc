@@ -1,12 +1,10 @@
-// Ranks as threads of one process: sums of gradients in buckets against one sum, what the watch
-// says of ranks that are silent, stuck or ended, and shared states.
+// Sums of gradients in buckets against one sum, steps of several ranks against those of one, and
+// what ranks agree on.
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <atomic>
 #include <functional>
@@ -16,43 +14,21 @@
 #include <vector>
 
 #include "expect_error.h"
+#include "io/scratch_folder.h"
 #include "lln_torch/parallel/gradient_exchange.h"
 #include "lln_torch/train/optimizer.h"
 #include "lln_torch/train/prefetch.h"
 #include "lln_torch/train/rank_state.h"
+#include "lln_torch/train/train_step.h"
+#include "lln_torch/train/trainer.h"
+#include "rank_threads.h"
+#include "small_models.h"
 
 namespace lln_torch {
 namespace {
 
 using std::chrono::milliseconds;
 using testing::HasSubstr;
-
-RankWatchOptions watch_options(int rank, int size, milliseconds timeout) {
-  RankWatchOptions options;
-  options.rank = rank;
-  options.size = size;
-  options.timeout = timeout;
-  for (int i = 0; i < size; ++i) options.names.push_back("thread " + std::to_string(i));
-  return options;
-}
-
-// `work` on each of `size` ranks, with a group over Gloo.
-void on_ranks(int size, const std::function<void(const RankGroup&)>& work) {
-  const Store store = c10::make_intrusive<c10d::HashStore>();
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      RankWatch watch(c10::make_intrusive<c10d::PrefixStore>("watch", store),
-                      watch_options(rank, size, milliseconds(60'000)));
-      const RankGroup group(make_gloo(c10::make_intrusive<c10d::PrefixStore>("gloo", store), rank,
-                                      size, milliseconds(60'000)),
-                            at::kCPU, &watch);
-      work(group);
-      watch.leave();
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
 
 // A weight that is used twice, one that is used once, and one that is not.
 struct ThreeWeights : torch::nn::Module {
@@ -178,18 +154,22 @@ TEST(RankState, IsThatOfTheFirst) {
     EXPECT_EQ(state.loss_sum, 1.5);
     EXPECT_EQ(state.loss_count, 2);
     const at::Tensor own = at::full({3}, group.rank(), at::kFloat);
-    if (!group.first()) {
-      lln::test::expect_error(
-          [&] {
-            expect_same(group, {{"w", own}}, "the weights");
-          },
-          {"the weights of rank 1 are not those of rank 0"}, lln::ErrorCode::invalid_argument);
-    } else {
-      expect_same(group, {{"w", own}}, "the weights");
-    }
     share_tensors(group, {{"w", own}});
     EXPECT_TRUE(own.equal(at::zeros({3})));
-    expect_same(group, {{"w", own}}, "the weights");
+  });
+}
+
+TEST(RankState, AllRanksHearWhoseWeightsDiffer) {
+  on_ranks(4, [](const RankGroup& group) {
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kDouble, at::kBool}) {
+      const at::Tensor own = at::ones({3, 2}, type);
+      const NamedTensors tensors = {{"other", at::ones({2})}, {"own", own.t()}};
+      expect_same(group, tensors, "the weights");
+      if (group.rank() == 1 || group.rank() == 3) own[2][1].zero_();
+      lln::test::expect_error([&] { expect_same(group, tensors, "the weights"); },
+                              {"the weights of rank 1, rank 3 are not those of rank 0"},
+                              lln::ErrorCode::invalid_argument);
+    }
   });
 }
 
@@ -203,77 +183,159 @@ TEST(RankState, RandomNumbersDifferByRankAndStep) {
   EXPECT_FALSE(drawn(5, 1).equal(drawn(6, 1)));
 }
 
-// ---- the watch ---------------------------------------------------------------------------------
+// ---- steps and trainings -----------------------------------------------------------------------
 
-// Waits for what the watch says, some seconds at most.
-std::string fault_of(const RankWatch& watch) {
-  for (int i = 0; i < 1000; ++i) {
-    if (const auto fault = watch.fault()) return *fault;
-    std::this_thread::sleep_for(milliseconds(10));
+// Rows of hidden tokens, of which some parts of a batch predict none.
+Batch hidden_tokens(std::int64_t first, std::int64_t rows, bool predicts) {
+  constexpr std::int64_t kTokens = 8;
+  Batch batch;
+  batch.rows = rows;
+  batch.text.tokens = kTokens;
+  for (std::int64_t i = first * kTokens; i < (first + rows) * kTokens; ++i) {
+    batch.text.ids.push_back(static_cast<std::int32_t>(4 + i * i * 7 % (kVocabulary - 4)));
+    batch.labels.push_back(predicts && i % 3 == 0 ? static_cast<std::int32_t>(4 + i % 30)
+                                                  : kIgnoredLabel);
   }
-  return "none";
+  return batch;
 }
 
-TEST(RankWatch, NamesARankThatIsSilent) {
-  const Store store = c10::make_intrusive<c10d::HashStore>();
-  std::atomic<int> ended = 0;
-  RankWatchOptions options = watch_options(0, 3, milliseconds(800));
-  options.lost = [&](const std::string& text) {
-    EXPECT_THAT(text, HasSubstr("rank 2"));
-    ++ended;
-  };
-  RankWatch first(store, options);
-  RankWatch second(store, watch_options(1, 3, milliseconds(800)));
-  store->set("sign/2", "1 1 0");  // and never again
-  EXPECT_THAT(fault_of(first), HasSubstr("rank 2 (thread 2) is lost: no sign of life for"));
-  EXPECT_EQ(fault_of(second), fault_of(first));
-  // Nobody looks after it here, so the watch ends the process.
-  for (int i = 0; i < 1000 && ended == 0; ++i) std::this_thread::sleep_for(milliseconds(10));
-  EXPECT_EQ(ended, 1);
+std::shared_ptr<Model> word_model(const char* matching) {
+  const Task task{.kind = TaskKind::masked_tokens, .vocabulary = kVocabulary, .max_tokens = 8};
+  return small_model(
+      task, "dropout = 0",
+      std::string("name = \"lln+diag\"\ndiag_block = 4\nmatching = \"") + matching + "\"");
 }
 
-TEST(RankWatch, NamesARankThatOthersWaitFor) {
-  const Store store = c10::make_intrusive<c10d::HashStore>();
-  RankWatch first(store, watch_options(0, 2, milliseconds(2000)));
-  RankWatch second(store, watch_options(1, 2, milliseconds(2000)));
-  first.set_waiting(true);
-  // Work is no reason, however long it takes.
-  for (int i = 0; i < 25; ++i) {
-    second.work_done();
-    std::this_thread::sleep_for(milliseconds(100));
+at::Tensor all_weights(const torch::nn::Module& model) {
+  std::vector<at::Tensor> flat;
+  for (const at::Tensor& parameter : model.parameters()) flat.push_back(parameter.flatten());
+  return at::cat(flat).detach();
+}
+
+TEST(TrainStep, PartsWithoutPredictionsCountForNothing) {
+  const std::vector<Batch> parts = {hidden_tokens(0, 2, true), hidden_tokens(2, 1, false),
+                                    hidden_tokens(3, 3, true), hidden_tokens(6, 2, false)};
+  const OptimizerOptions sgd{.kind = OptimizerKind::sgd};
+  const auto alone = word_model("learned");
+  Optimizer optimizer(*alone, sgd);
+  TrainStep step(*alone, optimizer, {}, torch::kCPU);
+  for (int i = 0; i < 3; ++i) step.run(parts, i, 0.1);
+  const StepSums expected = step.take();
+  on_ranks(2, [&](const RankGroup& group) {
+    const auto model = word_model("learned");
+    Optimizer own(*model, sgd);
+    // Buckets of every size: all are sent, also after a part that gives them nothing.
+    GradientExchange exchange(group, own.parameters(), 1024);
+    EXPECT_GT(exchange.buckets(), 3);
+    TrainStep shared(*model, own, {}, torch::kCPU, &exchange);
+    const auto first = parts.begin() + 2 * group.rank();
+    for (int i = 0; i < 3; ++i) shared.run({first, first + 2}, i, 0.1);
+    EXPECT_NEAR(shared.take().loss, expected.loss, 1e-5);
+    expect_near(all_weights(*model), all_weights(*alone), 1e-6);
+  });
+}
+
+TEST(TrainStep, PartsWithoutPredictionsAreSeenByRunningMoments) {
+  on_ranks(2, [](const RankGroup& group) {
+    const auto model = word_model("ema");
+    Optimizer optimizer(*model, {});
+    GradientExchange exchange(group, optimizer.parameters());
+    TrainStep step(*model, optimizer, {}, torch::kCPU, &exchange);
+    const auto running = [&] {
+      std::vector<at::Tensor> found;
+      for (const at::Tensor& buffer : model->buffers()) {
+        if (buffer.scalar_type() == at::kDouble) found.push_back(buffer.flatten());
+      }
+      return at::cat(found).clone();
+    };
+    const at::Tensor before = running();
+    step.run({hidden_tokens(0, 2, group.first())}, 0, 0.1);
+    EXPECT_FALSE(running().equal(before)) << group.rank();
+  });
+}
+
+// One number that is learned; on one rank it is changed from outside.
+class OneNumber : public Model {
+ public:
+  OneNumber() : weight_(register_parameter("weight", at::ones({1}))) {}
+  ModelOutput run(const TensorBatch& batch, Context& context) override {
+    if (context.step == changed_step) {
+      const at::NoGradGuard no_gradients;
+      weight_.add_(1e-3);
+    }
+    ModelOutput output;
+    output.scores = batch.scores * weight_;
+    output.labels = batch.scores;
+    output.loss = at::mse_loss(output.scores, output.labels);
+    return output;
   }
-  EXPECT_EQ(first.fault(), std::nullopt);
-  EXPECT_THAT(fault_of(first), HasSubstr("rank 1 (thread 1) lives, but others have waited"));
-  EXPECT_EQ(fault_of(second), fault_of(first));
-}
+  std::int64_t changed_step = -1;
 
-TEST(RankWatch, RanksThatAllWorkAreLeftAlone) {
-  const Store store = c10::make_intrusive<c10d::HashStore>();
-  RankWatch first(store, watch_options(0, 2, milliseconds(2000)));
-  RankWatch second(store, watch_options(1, 2, milliseconds(2000)));
-  std::this_thread::sleep_for(milliseconds(3000));  // at one long step, both
-  EXPECT_EQ(first.fault(), std::nullopt);
-  EXPECT_EQ(second.fault(), std::nullopt);
-}
+ private:
+  Tensor weight_;
+};
 
-TEST(RankWatch, ARankThatLeftIsNotMissed) {
-  const Store store = c10::make_intrusive<c10d::HashStore>();
-  RankWatch first(store, watch_options(0, 2, milliseconds(2000)));
-  {
-    RankWatch second(store, watch_options(1, 2, milliseconds(2000)));
-    second.leave();
+class Scores : public Source {
+ public:
+  explicit Scores(float scale = 1) : scale_(scale) {}
+  const Task& task() const override { return task_; }
+  Batch train_batch(std::int64_t step, std::int64_t batch_rows, std::int64_t first,
+                    std::int64_t rows) const override {
+    Batch batch;
+    batch.rows = rows;
+    for (std::int64_t i = 0; i < rows; ++i) {
+      batch.scores.push_back(scale_ * static_cast<float>((step * batch_rows + first + i) % 7));
+    }
+    return batch;
   }
-  std::this_thread::sleep_for(milliseconds(3000));
-  EXPECT_EQ(first.fault(), std::nullopt);
-  first.leave();
+  std::int64_t validation_rows() const override { return 4; }
+  Batch validation_batch(std::int64_t first, std::int64_t rows) const override {
+    return train_batch(0, 4, first, rows);
+  }
+  double steps_per_epoch(std::int64_t batch_rows) const override {
+    return 70 / static_cast<double>(batch_rows);
+  }
+
+ private:
+  float scale_;
+  Task task_{.name = "scores", .kind = TaskKind::score, .metrics = {"loss"}};
+};
+
+TEST(RankTraining, WeightsThatBecomeDifferentAreNotSaved) {
+  const lln::io::ScratchFolder scratch;
+  const RunFolder run(scratch.file("run"));
+  run.make();
+  on_ranks(2, [&](const RankGroup& group) {
+    OneNumber model;
+    if (group.rank() == 1) model.changed_step = 12;
+    const Scores source;
+    TrainSettings settings;
+    settings.batch = 8;
+    settings.schedule = {.shape = "constant", .peak = 1e-2, .warmup = 0, .steps = 30};
+    settings.checkpoint_every = 5;
+    settings.instruments_every = 0;
+    CheckpointFiles files;
+    lln::test::expect_error(
+        [&] {
+          train({.model = model,
+                 .source = source,
+                 .settings = settings,
+                 .run = run,
+                 .files = files,
+                 .group = &group},
+                {});
+        },
+        {"step 15: the weights of rank 1 are not those of rank 0"},
+        lln::ErrorCode::invalid_argument);
+  });
+  EXPECT_EQ(checkpoint_steps(run.checkpoints()).back(), 10);
 }
 
-TEST(RankWatch, TellsWhyARankEnded) {
-  const Store store = c10::make_intrusive<c10d::HashStore>();
-  RankWatch first(store, watch_options(0, 2, milliseconds(5000)));
-  RankWatch second(store, watch_options(1, 2, milliseconds(5000)));
-  second.fail("no space on the disk");
-  EXPECT_EQ(first.find_fault("connection closed"), "rank 1 (thread 1) ended: no space on the disk");
+TEST(RankTraining, OtherDataHaveAnotherFingerprint) {
+  const std::string own = data_fingerprint(Scores(), 8);
+  EXPECT_EQ(own, data_fingerprint(Scores(), 8));
+  EXPECT_NE(own, data_fingerprint(Scores(2), 8));
+  EXPECT_THAT(own, testing::HasSubstr("70 rows for training and 4 for validation"));
 }
 
 }  // namespace

@@ -17,96 +17,12 @@ import time
 import unittest
 
 import small_training  # first: it makes the next ones findable
-import safetensors_file
-from program import PROGRAM, Scratch, lln
+from program import lln
+from rank_jobs import EXACT, SGD, Job, Ranks, settings
 
-# Without what differs between parts of a batch: dropout, and running moments.
-EXACT = ("model.dropout=0", "attention.matching=learned", "train.accumulate=1", "train.steps=50",
-         "train.checkpoint_every=10", "train.instruments_every=0")
-SGD = (*EXACT, "train.optimizer=sgd", "train.learning_rate=0.1")
 KILLS = 10
 TIMEOUT = 6  # seconds, --rank-timeout
 SLACK = 40   # more than that, on a busy machine, until the others have ended
-PORTS = (20000, 30000)  # below those that the system gives to connections
-
-
-def settings(values):
-    return [word for value in values for word in ("--set", value)]
-
-
-def free_port():
-    while True:
-        port = random.SystemRandom().randrange(*PORTS)
-        with socket.socket() as found:
-            try:
-                found.bind(("127.0.0.1", port))
-                return port
-            except OSError:
-                continue
-
-
-class Job:
-    """The processes of one job; `codes` and `errors` of each once they have ended."""
-
-    def __init__(self, ranks, arguments, timeout=60):
-        port = free_port()
-        command = [PROGRAM, "train", "--threads", "1", "--rank-timeout", str(timeout), *arguments]
-        self.processes = [
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                             env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks),
-                                  "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
-            for rank in range(ranks)]
-
-    def end(self, limit=240):
-        deadline = time.monotonic() + limit
-        self.errors, self.outputs = [], []
-        try:
-            for process in self.processes:
-                output, error = process.communicate(timeout=deadline - time.monotonic())
-                self.outputs.append(output)
-                self.errors.append(error)
-        finally:
-            for process in self.processes:
-                process.kill()
-                process.wait()
-        self.codes = [process.returncode for process in self.processes]
-        return self
-
-
-class Ranks(Scratch):
-    def setUp(self):
-        super().setUp()
-        self.config = self.path("small.toml")
-        pathlib.Path(self.config).write_text(small_training.CONFIG, encoding="utf-8")
-
-    def train(self, ranks, run, values=(), expect=0):
-        done = Job(ranks, [self.config, "--run", self.path(run), *settings(values)]).end()
-        self.assertEqual(done.codes, [expect] * ranks, done.errors)
-        return done
-
-    def one(self, run, values):
-        lln("train", self.config, "--run", self.path(run), "--threads", "1", *settings(values))
-
-    def assert_same_weights(self, first, second, step, tolerance):
-        a, b = (safetensors_file.read(os.path.join(
-            small_training.checkpoint(self.path(run), step), "weights.safetensors"))[0]
-            for run in (first, second))
-        self.assertEqual(sorted(a), sorted(b))
-        for name, (_, _, values) in a.items():
-            self.assert_close(b[name][2], values, tolerance, name)
-
-    def losses(self, run):
-        rows = small_training.rows(self.path(run), "metrics.jsonl")
-        return [r.get("loss", r.get("evaluation", {}).get("loss")) for r in rows]
-
-    def wait_for_step(self, run, step):
-        log = pathlib.Path(self.path(run), "metrics.jsonl")
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            if log.exists() and f'"step":{step},' in log.read_text(encoding="utf-8"):
-                return
-            time.sleep(0.02)
-        self.fail(f"step {step} was not reached")
 
 
 class Equal(Ranks):
@@ -132,17 +48,37 @@ class Equal(Ranks):
         self.assert_close(self.losses("two"), self.losses("one"), 1e-3)
         self.assertLess(self.losses("one")[-1], self.losses("one")[0] - 0.3)
 
-    def test_parts_of_batches_and_early_stop(self):
-        # Four parts of a share of 4 rows; evaluations of rank 0 end all.
-        values = (*SGD, "train.accumulate=4", "train.learning_rate=0", "train.patience=2",
-                  "train.evaluate_every=4")
-        done = self.train(2, "run", values)
+    def test_parts_of_batches(self):
+        # Shares of 4 rows in 2 parts; of 2, 3 and 3 rows in 4, of which some have no row.
+        self.one("one", SGD)
+        for ranks, accumulate in ((2, 2), (3, 4)):
+            run = f"parts{accumulate}"
+            self.train(ranks, run, (*SGD, f"train.accumulate={accumulate}"))
+            self.assert_same_weights("one", run, 50, 1e-5)
+            self.assert_close(self.losses(run), self.losses("one"), 1e-5)
+
+    def test_early_stop(self):
+        # Evaluations of rank 0 end all.
+        done = self.train(2, "run", (*SGD, "train.learning_rate=0", "train.patience=2",
+                                     "train.evaluate_every=4"))
         self.assertIn("ended early at step 12", done.outputs[0])
+
+    def test_threads_are_those_of_the_first(self):
+        # As on machines with different numbers of cores.
+        values = ("train.steps=20", "train.instruments_every=0")
+        self.train(2, "own", values, threads=0, variables={
+            0: {"OMP_NUM_THREADS": "1"}, 1: {"OMP_NUM_THREADS": "2"}})
+        self.train(2, "told", values, threads=1)
+        self.assert_same_run("own", "told", 20)
+        job = self.job(2, "other", values, threads=0,
+                       more={0: ("--threads", "1"), 1: ("--threads", "2")}).end()
+        self.assertEqual(job.codes, [8, 2], job.errors)
+        self.assertIn("--threads 2 of rank 1: rank 0 has 1", job.errors[1])
 
     def test_resumed_on_another_number_of_ranks(self):
         values = (*SGD, "train.steps=200", "train.log_every=1")
         self.one("one", values)
-        job = Job(2, [self.config, "--run", self.path("run"), *settings(values)])
+        job = self.job(2, "run", values)
         self.wait_for_step("run", 12)
         job.processes[1].send_signal(signal.SIGTERM)
         job.end()
@@ -175,13 +111,14 @@ class Lost(Ranks):
                 # 3: before they had met.
                 self.assertIn(code, (3, 8), error)
                 self.assertRegex(error, rf"\brank {victim}\b")
+                if not os.path.isdir(os.path.join(run, "checkpoints")):
+                    self.assertNotIn("--resume", error)
 
     def test_killed_ranks(self):
         arguments = [self.config, "--resume", "--run"]
         begin = time.monotonic()
         self.assertEqual(Job(2, [*arguments, self.path("whole")]).end().codes, [0, 0])
         seconds = time.monotonic() - begin
-        expected = small_training.files_of(self.path("whole"), 60)
         moments, kills, runs, resumed = random.Random(9), 0, 0, set()
         while kills < KILLS:
             run = self.path(f"killed{runs}")
@@ -201,18 +138,14 @@ class Lost(Ranks):
                     folder = os.path.join(run, "checkpoints")
                     if os.path.isdir(folder):
                         resumed.update(n for n in os.listdir(folder) if n.startswith("step-"))
-            self.assertEqual(small_training.files_of(run, 60), expected)
-            for log in ("metrics.jsonl", "instruments.jsonl"):
-                self.assertEqual(small_training.rows(run, log),
-                                 small_training.rows(self.path("whole"), log))
+            self.assert_same_run("whole", os.path.basename(run))
         # Otherwise all of them came before the first step.
         self.assertGreater(len(resumed), 0)
 
     def test_ranks_that_hang(self):
         for victim in (0, 2):
             run = f"run{victim}"
-            job = Job(3, [self.config, "--run", self.path(run), *settings(["train.steps=100000"])],
-                      timeout=TIMEOUT)
+            job = self.job(3, run, ["train.steps=100000"], timeout=TIMEOUT)
             self.wait_for_step(run, 10)
             job.processes[victim].send_signal(signal.SIGSTOP)
             try:
@@ -224,18 +157,69 @@ class Lost(Ranks):
             job.end()
             for rank in {0, 1, 2} - {victim}:
                 self.assertEqual(job.codes[rank], 8)
-                self.assertRegex(job.errors[rank], rf"rank {victim} \(pid .*is lost")
+                self.assertRegex(job.errors[rank], rf"rank {victim} \(pid .*is lost.*; --resume")
+
+    def test_a_first_rank_that_hangs_before_they_meet(self):
+        job = self.job(2, "run", timeout=2, started=1)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            with socket.socket() as store:
+                if store.connect_ex(("127.0.0.1", job.port)) == 0:
+                    break
+            self.assertIsNone(job.processes[0].poll(), "it gave up before it was reached")
+        job.processes[0].send_signal(signal.SIGSTOP)
+        job.start(1)
+        try:
+            job.processes[1].wait(2 + SLACK)
+        finally:
+            for process in job.processes:
+                process.kill()
+            job.end()
+        self.assertEqual(job.codes[1], 3, job.errors)
+        self.assertRegex(job.errors[1], r"rank 0 at 127\.0\.0\.1:\d+ .*within")
+
+    def test_a_job_that_was_suspended_goes_on(self):
+        self.train(2, "whole")
+        job = self.job(2, "run", timeout=2)
+        self.wait_for_step("run", 10)
+        for process in job.processes:
+            process.send_signal(signal.SIGSTOP)
+        time.sleep(4)
+        # Rank 0 is awake first, and finds an old sign of rank 1.
+        for process in job.processes:
+            process.send_signal(signal.SIGCONT)
+            time.sleep(0.5)
+        self.assertEqual(job.end().codes, [0, 0], job.errors)
+        self.assert_same_run("whole", "run")
 
     def test_an_error_of_one_rank_ends_all(self):
         self.train(2, "run", (*EXACT, "train.steps=2", "train.warmup=1"))
-        job = Job(2, [self.config, "--run", self.path("run")]).end()
+        job = self.job(2, "run").end()
         self.assertEqual(job.codes, [2, 8], job.errors)
         self.assertIn("--resume goes on with it", job.errors[0])
         self.assertRegex(job.errors[1], r"rank 0 \(pid .* ended: .*is there already")
-        job = Job(2, [self.config, "--run", self.path("few"), *settings(
-            ["train.batch=1", "train.accumulate=1"])]).end()
+        self.assertNotIn("newest checkpoint", job.errors[1])
+        job = self.job(2, "few", ["train.batch=1", "train.accumulate=1"]).end()
         self.assertEqual(job.codes[0], 3, job.errors)
         self.assertIn("a row at least for each of 2 ranks", job.errors[0])
+
+    def test_ranks_with_other_data(self):
+        for name, words in (("own", "alpha beta gamma delta"), ("other", "gamma alpha beta delta")):
+            text = pathlib.Path(self.path(name + ".txt"))
+            text.write_text(f"{words}\n" * 400, encoding="utf-8")
+            lln("tokenize", text, "-o", self.path(name), "--tokenizer", "bytes", "--hold-out", 0.1)
+        # Sizes are the same: it is their words that differ.
+        data = {rank: ("--data", self.path(name)) for rank, name in enumerate(("own", "own",
+                                                                               "other"))}
+        config = small_training.CONFIG.replace('task = "mqar"', 'task = "mlm"')
+        for key in ("pairs", "vocabulary", "train_rows", "validation_rows"):
+            config = re.sub(rf"^{key} = .*\n", "", config, flags=re.MULTILINE)
+        pathlib.Path(self.config).write_text(config, encoding="utf-8")
+        job = self.job(3, "run", more=data).end()
+        self.assertEqual(job.codes, [8, 8, 3], job.errors)
+        for error in job.errors:
+            self.assertIn("the data of rank 2 are not those of rank 0: mlm", error)
+            self.assertNotIn("--resume", error)
 
     def test_a_loss_that_is_not_finite(self):
         done = self.train(2, "run", ("train.learning_rate=10", "train.weight_decay=10",
