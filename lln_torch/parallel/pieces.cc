@@ -4,8 +4,10 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 
 #include "lln/error.h"
@@ -27,10 +29,85 @@ at::Tensor to_tensor(const std::vector<std::int64_t>& numbers, const c10::Device
   return at::tensor(numbers, at::kLong).to(device);
 }
 
-// Each rank's number, on all of them.
-std::vector<std::int64_t> gather_numbers(const RankGroup& group, std::int64_t own) {
-  if (group.size() == 1) return {own};
-  return to_vector(group.gather(to_tensor({own}, group.device())));
+// What each rank says of its arguments, in one exchange: those that one rank alone finds wrong, or
+// that differ, are refused by all, so that none waits for another.
+struct PieceRecord {
+  std::int64_t tokens = 0, refused = 0, which = 0, entries = 0, checksum = 0;
+  static constexpr std::int64_t kNumbers = 5;
+  std::string text() const {
+    if (which == 0) return "no key_mask, key_lengths or cu_seqlens";
+    constexpr std::array kWhich = {"key_mask", "key_lengths", "cu_seqlens"};
+    return fmt::format("{} with {} entries{}", kWhich[static_cast<std::size_t>(which - 1)], entries,
+                       checksum != 0 ? fmt::format(" and the checksum {:x}", checksum) : "");
+  }
+};
+
+std::string fault_of_arguments(std::int64_t tokens, const PieceTokens& which) {
+  if (tokens < 0) return fmt::format("a piece has {} tokens", tokens);
+  if (which.key_mask.defined() + which.key_lengths.defined() + which.cu_seqlens.defined() > 1) {
+    return "of key_mask, key_lengths and cu_seqlens more than one is given";
+  }
+  const at::Tensor& mask = which.key_mask;
+  if (mask.defined() && (mask.dim() != 2 || mask.size(1) != tokens)) {
+    return fmt::format("key_mask has shape [{}]: expected [batch, {}]",
+                       fmt::join(mask.sizes(), ", "), tokens);
+  }
+  for (const at::Tensor* numbers : {&which.key_lengths, &which.cu_seqlens}) {
+    if (numbers->defined() && (numbers->dim() != 1 || numbers->is_floating_point())) {
+      return "key_lengths and cu_seqlens must be integers, [batch] and [sequences + 1]";
+    }
+  }
+  return {};
+}
+
+// FNV-1a, of which 63 bits are kept: never negative.
+std::int64_t checksum_of(const at::Tensor& numbers) {
+  std::uint64_t hash = 0xcbf29ce484222325U;
+  for (const std::int64_t number : to_vector(numbers)) {
+    hash = (hash ^ static_cast<std::uint64_t>(number)) * 0x100000001b3U;
+  }
+  return static_cast<std::int64_t>(hash >> 1);
+}
+
+PieceRecord record_of(std::int64_t tokens, const PieceTokens& which, bool refused) {
+  if (refused) return {.refused = 1};
+  PieceRecord record{.tokens = tokens};
+  if (which.key_mask.defined()) {
+    record.which = 1;
+    record.entries = which.key_mask.size(0);
+  }
+  for (const auto& [number, x] : {std::pair{2, which.key_lengths}, {3, which.cu_seqlens}}) {
+    if (!x.defined()) continue;
+    record.which = number;
+    record.entries = x.size(0);
+    record.checksum = checksum_of(x);
+  }
+  return record;
+}
+
+// Tokens of each rank.
+std::vector<std::int64_t> agree_on_pieces(const RankGroup& group, std::int64_t tokens,
+                                          const PieceTokens& which) {
+  const std::string fault = fault_of_arguments(tokens, which);
+  const PieceRecord own = record_of(tokens, which, !fault.empty());
+  std::vector<std::int64_t> numbers = {own.tokens, own.refused, own.which, own.entries,
+                                       own.checksum};
+  if (group.size() > 1) numbers = to_vector(group.gather(to_tensor(numbers, group.device())));
+  if (!fault.empty()) refuse_pieces(fault);
+  std::vector<std::int64_t> lengths;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const auto* const x = numbers.data() + rank * PieceRecord::kNumbers;
+    const auto* const first = numbers.data();
+    if (x[1] != 0) refuse_pieces(fmt::format("rank {} has arguments that are refused there", rank));
+    if (!std::equal(x + 2, x + PieceRecord::kNumbers, first + 2)) {
+      refuse_pieces(fmt::format(
+          "rank {} has {} and rank 0 has {}: expected the same", rank,
+          PieceRecord{.which = x[2], .entries = x[3], .checksum = x[4]}.text(),
+          PieceRecord{.which = first[2], .entries = first[3], .checksum = first[4]}.text()));
+    }
+    lengths.push_back(x[0]);
+  }
+  return lengths;
 }
 
 // The first token of each row that counts, `none` where there is no such.
@@ -44,8 +121,7 @@ at::Tensor first_counted(const at::Tensor& mask, std::int64_t none) {
 
 Pieces::Pieces(const RankGroup& group, std::int64_t tokens, const PieceTokens& which)
     : group_(&group) {
-  if (tokens < 0) refuse_pieces(fmt::format("a piece has {} tokens", tokens));
-  place_lengths(gather_numbers(group, tokens));
+  place_lengths(agree_on_pieces(group, tokens, which));
   if (which.key_mask.defined()) {
     at::Tensor first = first_counted(which.key_mask, whole_ - offset_) + offset_;
     first = first.to(group.device()).contiguous();
@@ -62,6 +138,8 @@ Pieces::Pieces(const RankGroup& group, std::vector<std::int64_t> lengths, const 
     refuse_pieces(fmt::format("{} lengths for {} ranks", lengths.size(), group.size()));
   }
   place_lengths(std::move(lengths));
+  const std::string fault = fault_of_arguments(tokens(), which);
+  if (!fault.empty()) refuse_pieces(fault);
   if (which.key_mask.defined() && std::ssize(first_keys_) != which.key_mask.size(0)) {
     refuse_pieces(fmt::format("a key mask of {} rows needs the first key of each: {} are given",
                               which.key_mask.size(0), first_keys_.size()));
@@ -76,15 +154,8 @@ void Pieces::place_lengths(std::vector<std::int64_t> lengths) {
 }
 
 void Pieces::take_tokens(const PieceTokens& which) {
-  if (which.key_mask.defined() + which.key_lengths.defined() + which.cu_seqlens.defined() > 1) {
-    refuse_pieces("of key_mask, key_lengths and cu_seqlens more than one is given");
-  }
   const auto own = [&](const at::Tensor& x) { return (x - offset_).clamp(0, tokens()); };
   if (which.key_mask.defined()) {
-    if (which.key_mask.dim() != 2 || which.key_mask.size(1) != tokens()) {
-      refuse_pieces(
-          fmt::format("key_mask has {} tokens, the piece {}", which.key_mask.size(-1), tokens()));
-    }
     key_mask_ = which.key_mask;
     block_origins_ = to_tensor(first_keys_, key_mask_.device()) - offset_;
   }
