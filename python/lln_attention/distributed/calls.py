@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from .. import _attention_ops as _ops
-from .. import _piece_ops
 from .exchange import State
 from .pieces import Pieces
 
@@ -108,7 +107,7 @@ class Calls:
         def weight(w: Tensor | None) -> Tensor | None:
             return w if w is None or w.ndim != 3 or w.shape[2] != tokens else w[:, :, :0]
 
-        _piece_ops.piece_forward(
+        _ops.piece_forward(
             x.v.new_empty((*x.q.shape[:2], 0, x.v.shape[-1])), *_NO_STATE,
             *(t[..., :0, :] for t in x[:3]), *(one if t is None else t for t in x[3:5]),
             weight(x.weight), weight(x.second),
@@ -121,7 +120,7 @@ class Calls:
         state = self._new_state(x)
         x = x.without_rows()
         pieces = self.pieces
-        _piece_ops.piece_forward(
+        _ops.piece_forward(
             _ops.like(x.q, x.v.shape[3]), *state, *x, pieces.keys, pieces.no_cu_seqlens,
             pieces.cu_seqlens, *_NO_STATE, *self._lln(),
         )  # fmt: skip
@@ -131,7 +130,7 @@ class Calls:
         """Gradients of k, v and beta from that of their state."""
         x, d = x.without_rows(), d.without_rows()
         pieces = self.pieces
-        _piece_ops.piece_backward(
+        _ops.piece_backward(
             *d._replace(alpha=None), *_NO_STATE, _ops.like(x.q, x.v.shape[3]), *gradient, *x,
             pieces.keys, pieces.no_cu_seqlens, pieces.cu_seqlens, *_NO_STATE, *self._lln(),
         )  # fmt: skip
@@ -139,7 +138,7 @@ class Calls:
     def read_state(self, x: Inputs, state: State, o: Tensor) -> None:
         """LLN of the piece's rows over the keys of a state."""
         pieces = self.pieces
-        _piece_ops.piece_forward(
+        _ops.piece_forward(
             o, *_NO_STATE, *x.without_keys(), None, pieces.cu_seqlens, pieces.no_cu_seqlens, *state,
             *self._lln(),
         )  # fmt: skip
@@ -148,7 +147,7 @@ class Calls:
         """Gradients of q and alpha; -> that of the state."""
         gradient = self._new_state(x)
         pieces = self.pieces
-        _piece_ops.piece_backward(
+        _ops.piece_backward(
             *d.without_keys()._replace(beta=None), *gradient, g, *_NO_STATE, *x.without_keys(),
             None, pieces.cu_seqlens, pieces.no_cu_seqlens, *state, *self._lln(),
         )  # fmt: skip
@@ -157,7 +156,7 @@ class Calls:
     def whole(self, x: Inputs, state: State | None, o: Tensor) -> None:
         """The piece's rows over its own keys, and for LLN those of a state."""
         pieces = self.pieces
-        _piece_ops.piece_forward(
+        _ops.piece_forward(
             o, *_NO_STATE, *x, pieces.keys, pieces.cu_seqlens, None, *(state or _NO_STATE),
             *self._words(),
         )  # fmt: skip
@@ -166,7 +165,7 @@ class Calls:
         """Gradients of all inputs; -> that of the state, where one is given."""
         gradient = None if state is None else self._new_state(x)
         pieces = self.pieces
-        _piece_ops.piece_backward(
+        _ops.piece_backward(
             *d, *(gradient or _NO_STATE), g, *_NO_STATE, *x, pieces.keys, pieces.cu_seqlens, None,
             *(state or _NO_STATE), *self._words(),
         )  # fmt: skip

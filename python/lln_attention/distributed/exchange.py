@@ -87,11 +87,11 @@ def received_gradient(pieces: Pieces, own: State, message: Tensor) -> State:
 
 
 class Reduction:
-    """One number of all pieces for each of x: their sum or maximum. Begun."""
+    """The sum or the largest over all pieces of every number of x, in its place. Begun."""
 
     def __init__(self, pieces: Pieces, x: Tensor, op: dist.ReduceOp.RedOpType) -> None:
-        self._x = x.contiguous()
-        self._work = dist.all_reduce(self._x, op, group=pieces.group, async_op=True)
+        self._x = x
+        self._work = dist.all_reduce(x, op, group=pieces.group, async_op=True)
 
     def finish(self) -> Tensor:
         """The same on all processes."""
@@ -122,12 +122,14 @@ class StateMerge:
         self._pieces, self._own = pieces, own
         if pieces.exchanging:
             self._message = own.message(pieces)
-            self._largest = Reduction(pieces, self._message[..., :1], dist.ReduceOp.MAX)
+            c = self._message[..., :1].clone(memory_format=torch.contiguous_format)
+            self._maximum = Reduction(pieces, c, dist.ReduceOp.MAX)
 
     def begin_sum(self) -> None:
         """The second exchange: states relative to the largest c of any piece."""
         if self._pieces.exchanging:
-            e = share(self._message[..., :1], self._largest.finish())
+            self._largest = self._maximum.finish()
+            e = share(self._message[..., :1], self._largest)
             message = torch.cat((e, e * self._message[..., 1:]), -1)
             self._sum = Reduction(self._pieces, message, dist.ReduceOp.SUM)
 
@@ -138,7 +140,7 @@ class StateMerge:
         total, values = self._sum.finish().split((1, self._own.values.shape[-1]), -1)
         # Without keys the sums are 0, and the largest c is -inf.
         values = values / total.masked_fill(total == 0, 1)
-        lse = self._largest.finish() + torch.log(total)
+        lse = self._largest + torch.log(total)
         return self._own.replaced(self._pieces, torch.cat((lse, values), -1))
 
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from .. import _attention_ops as _ops
 from .. import _moment_ops as _moments
-from .. import _piece_ops
 from .. import functional as _uncut
 from .._library import python_error
 from .autograd import Bidirectional, InOrder
@@ -95,6 +94,9 @@ def attention(
     tensors, kind, fixed_mix, matching, *numbers = _uncut.settle(q, **given)
     q, k, v = (_as_ops_take(x) for x in (q, k, v))
     x = Inputs(q, k, v, *tensors)
+    for name, number in zip(("alpha", "beta"), numbers, strict=True):
+        if number is not None:
+            x = x._replace(**{name: _ops.beside(q, number)})
     _ops.refuse_tangents(*x)
     calls = Calls(pieces, kind, causal, fixed_mix, feature)
     try:
@@ -105,7 +107,7 @@ def attention(
             if matching != "none":
                 alpha, beta = _match(x.q, x.k, pieces, matching, feature)
                 x = x._replace(alpha=alpha, beta=beta)
-            x = _per_head(x, *numbers)
+            x = _per_head(x)
         if causal or not calls.has_lln():
             return InOrder.apply(calls, *x)
         parts = Bidirectional.apply(calls, *x[:5])
@@ -140,7 +142,7 @@ def update_moments(
     try:
         moments = _joined_moments(q.detach(), k.detach(), pieces)
         on_host = running.cpu()
-        _piece_ops.update_joined(on_host, *moments, q.shape[3], decay)
+        _moments.update_joined(on_host, *moments, q.shape[3], decay)
         running.copy_(on_host)
     except RuntimeError as error:
         raise python_error(error) from None
@@ -165,7 +167,7 @@ def _check(calls: Calls, x: Inputs, given: dict[str, Any]) -> None:
             )
     try:
         calls.check(x)
-    except RuntimeError:
+    except (IndexError, RuntimeError):
         # The text of the same call with all tokens, whose numbers are the caller's.
         is_mask = pieces.keys is not None and pieces.keys.ndim == 2
         _uncut.attention(
@@ -181,7 +183,7 @@ def _match(
     """alpha [S, H] and beta [S, Hk] from the whole sequences."""
     wide = q.dtype == torch.float64
     moments = _joined_moments(q.detach(), k.detach(), pieces)
-    alpha, beta = _piece_ops.match_joined(*moments, q.shape[3], matching, False, feature, wide)
+    alpha, beta = _moments.match_joined(*moments, q.shape[3], matching, False, feature, wide)
     return alpha.to(q.device), beta.to(q.device)
 
 
@@ -205,19 +207,19 @@ def _join(a: Tensor, b: Tensor) -> Tensor:
     )
 
 
-def _per_head(x: Inputs, alpha: float | None, beta: float | None) -> Inputs:
+def _per_head(x: Inputs) -> Inputs:
     """Scales as [1 or S, heads], and weights with heads, so that a part of them can be taken."""
     (_, heads, _, _), (_, heads_k, _, _) = x.q.shape, x.k.shape
 
-    def scale(given: Tensor | None, number: float | None, heads: int) -> Tensor:
-        given = _ops.beside(x.q, 1.0 if number is None else number) if given is None else given
+    def scale(given: Tensor | None, heads: int) -> Tensor:
+        given = _ops.beside(x.q, 1.0) if given is None else given  # matching="none"
         return (given if given.ndim == 2 else given.reshape(1, -1)).expand(-1, heads)
 
     def weight(given: Tensor | None) -> Tensor | None:
         return given if given is None or given.ndim > 1 else given.expand(heads)
 
     return x._replace(
-        alpha=scale(x.alpha, alpha, heads), beta=scale(x.beta, beta, heads_k),
+        alpha=scale(x.alpha, heads), beta=scale(x.beta, heads_k),
         weight=weight(x.weight), second=weight(x.second),
     )  # fmt: skip
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -38,6 +38,7 @@ class Pieces:
         rank: Of this process in the group.
         lengths: Tokens of each piece.
         offset: Tokens before this piece.
+        total: Tokens of all pieces.
 
     Raises:
         ValueError: an argument is wrong here, or on another process of the group.
@@ -79,7 +80,9 @@ class Pieces:
 
     def _set_keys(self, mask: Tensor | None, lengths: Tensor | None) -> None:
         self.keys = mask  # as the ops take it
-        self._first_keys: list[list[int]] = []  # of each piece, by batch row; `total` for none
+        # First tokens that count, `total` for none: [pieces, B] of each piece, [B] of the whole.
+        self._first_keys: list[list[int]] = []
+        self._first_of_all: list[int] = []
         if lengths is not None:
             for b, length in enumerate(self._numbers):
                 if not 0 <= length <= self.total:
@@ -89,6 +92,7 @@ class Pieces:
             first = (mask.cumsum(1) == 0).sum(1)
             first = torch.where(first < self.tokens, self.offset + first, self.total)
             self._first_keys = self.gather(first).tolist()
+            self._first_of_all = [min(of_row) for of_row in zip(*self._first_keys, strict=True)]
 
     def _set_packing(self, cu_seqlens: Tensor | None) -> None:
         # Sequences that lie on more than one process: None for all of them.
@@ -135,44 +139,37 @@ class Pieces:
             return
         for rank, border in self._borders:
             for x in self._sequences_over(border):
-                below = x.origin + (border - x.origin) // block * block
-                if below == border or below >= x.key_end:
-                    continue
-                raise ValueError(
-                    f"rank {rank} begins at token {border}, inside a block of {block} tokens of "
-                    f"sequence {x.sequence}, whose blocks are counted from token {x.origin}: the "
-                    f"nearest borders of blocks are {below} and {min(below + block, x.end)}"
-                )
-        for rank, first_keys in enumerate(self._first_keys):
-            for b, (first, own) in enumerate(zip(self._first_key(), first_keys, strict=True)):
-                if own < self.total and (own - first) % block != 0:
+                inside = (border - x.origin) % block
+                if inside:
+                    below, above = border - inside, min(border - inside + block, x.end)
+                    raise ValueError(
+                        f"the piece of rank {rank} begins at token {border}, inside of a block of "
+                        f"{block} tokens{x.words}: cut at token {below} or {above}"
+                    )
+        for rank, own in enumerate(self._first_keys):
+            for row, (key, first) in enumerate(zip(own, self._first_of_all, strict=True)):
+                if key < self.total and (key - first) % block:
                     raise NotImplementedError(
                         f"with a key_mask the first key that counts of every piece has to begin a "
-                        f"block: of sequence {b} rank {rank} has token {own}, which is inside a "
-                        f"block of {block} tokens, counted from token {first}"
+                        f"block: that of row {row} on rank {rank} is token {key}, inside of a "
+                        f"block of {block} tokens, as those of the row begin at token {first}"
                     )
         self._checked_blocks.add(block)
 
-    def _first_key(self) -> list[int]:
-        """The first key that counts, by batch row."""
-        return [min(of_pieces) for of_pieces in zip(*self._first_keys, strict=True)]
-
     def _sequences_over(self, border: int) -> Iterator[_Blocks]:
-        """The sequences with blocks on both sides of a border, as far as that is known."""
+        """The sequences with blocks on both sides of a border."""
         if self.cu_seqlens is not None:
             s = self._packed_over(border)
             if s is not None:
                 begin, end = self._numbers[s : s + 2]
-                yield _Blocks(s, begin, end, end)
-        elif border == self.total:
-            return
+                yield _Blocks(begin, end, " of a packed sequence")
         elif self._first_keys:
-            for b, first in enumerate(self._first_key()):
-                if first < border:
-                    yield _Blocks(b, first, self.total, self.total)
-        elif border > 0:
-            for b, length in enumerate(self._numbers or [self.total]):
-                yield _Blocks(b, 0, length, self.total)
+            for row, first in enumerate(self._first_of_all):
+                words = f", as those of row {row} begin at token {first}"
+                if first < border < self.total:
+                    yield _Blocks(first, self.total, words)
+        elif 0 < border < self.total:
+            yield _Blocks(0, self.total, "")
 
     def _packed_over(self, border: int) -> int | None:
         """The packed sequence with tokens on both sides of a border."""
@@ -225,14 +222,12 @@ class Pieces:
             )
 
 
-@dataclass(frozen=True)
-class _Blocks:
-    """The blocks of a sequence: counted from `origin`, with keys before `key_end`."""
+class _Blocks(NamedTuple):
+    """The blocks of a sequence: from where to where, and what to say of them."""
 
-    sequence: int
     origin: int
-    key_end: int
     end: int
+    words: str
 
 
 def _process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:
