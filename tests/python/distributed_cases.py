@@ -239,17 +239,16 @@ def packed_with_blocks(group: Group) -> None:
 
 
 def large_keys(group: Group) -> None:
-    """A key that is 200 larger in exponent erases neither others nor their gradients.
+    """Keys that are 200 larger in exponent erase neither others nor their gradients.
 
-    c is then about 200, where f32 numbers are 1.5e-5 apart. Rows that see such a key see nothing
-    else, so that their gradients are rounding errors of numbers near 1.
+    c is then about 200, where f32 numbers are 1.5e-5 apart; the uncut sequence has such errors.
     """
     for causal, at in itertools.product((False, True), (0, 50, 96)):
-        for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-4)):
+        for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 5e-5)):
             problem = make(dtype, causal=causal)
             for scale in ("alpha", "beta"):
                 problem.leaves[scale].fill_(1)
-            problem.leaves["k"][:, :, at, ::3] += 200
+            problem.leaves["k"][:, :, [at, 20, 80], ::3] += 200
             expect_uncut(problem, group, tolerance, least=1)
 
 
