@@ -199,17 +199,21 @@ def masks(group: Group) -> None:
 
 
 def masks_with_blocks(group: Group) -> None:
-    """The first key that counts of every piece begins a block of the uncut sequence."""
+    """Blocks are counted from the first key of the whole that counts, whatever a piece holds."""
     torch.manual_seed(3)
-    holes = torch.rand(BATCH, TOKENS) < 0.6
-    holes[:, ::16] = True
-    padded = holes.clone()
-    padded[1, :64] = False  # some pieces have no key of this row
-    for causal, mask, mix in itertools.product((False, True), (holes, padded), (0.4, 0.0)):
-        both_types(
-            group, causal=causal, key_mask=mask, diag_block=16, mix=mix, cuts=BLOCK_CUTS,
-            scales=mix > 0,
-        )  # fmt: skip
+    holes = torch.rand(BATCH, TOKENS) < 0.4
+    holes[:, 0] = True
+    padded = torch.rand(BATCH, TOKENS) < 0.4
+    for row, first in enumerate((5, 37)):  # with borders of pieces before, in between and at them
+        padded[row, :first] = False
+        padded[row, first] = True
+    padded_cuts = {1: (97,), 2: (37, 60), 3: (0, 53, 44), 4: (3, 34, 0, 60)}
+    for causal, mix in itertools.product((False, True), (0.4, 0.0)):
+        given = {"causal": causal, "diag_block": 16, "mix": mix, "scales": mix > 0}
+        both_types(group, **given, key_mask=holes, cuts=BLOCK_CUTS)
+        both_types(group, **given, key_mask=padded, cuts=padded_cuts)
+        nothing = torch.zeros_like(holes)
+        both_types(group, **given, key_mask=nothing, cuts=CUTS)
 
 
 def lengths(group: Group) -> None:

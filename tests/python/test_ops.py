@@ -90,7 +90,8 @@ def test_moment_ops() -> None:
 def test_piece_ops() -> None:
     q, k, v = tensors()
     state = (torch.randn(2, 2, 1, 8), torch.randn(2, 2, 8, 6))
-    inputs = (q, k, v, *WEIGHTS, *state, *options("lln+diag4", True))
+    origins = torch.tensor([-2, 3])
+    inputs = (q, k, v, *WEIGHTS, *state, origins, *options("lln+diag4", True))
     written = [torch.empty(x.shape) for x in (torch.empty(2, 4, 9, 6), *state)]
     opcheck(torch.ops.lln.piece_forward.default, (*written, *inputs))
     gradients = [torch.empty(x.shape) for x in (q, k, v, *WEIGHTS[:4], *state)]

@@ -171,12 +171,14 @@ class Calls:
         )  # fmt: skip
         return gradient
 
-    def _words(self) -> tuple[str, bool, float, str]:
-        return self.kind, self.causal, self.fixed_mix, self.feature
+    def _words(self) -> tuple[Tensor | None, str, bool, float, str]:
+        """The last arguments of the ops: where blocks are counted from, and the options."""
+        origins = self.pieces.block_origins if "diag" in self.kind else None
+        return origins, self.kind, self.causal, self.fixed_mix, self.feature
 
-    def _lln(self) -> tuple[str, bool, float, str]:
-        """Keys and rows by themselves know no order and no blocks."""
-        return "lln", False, self.fixed_mix, self.feature
+    def _lln(self) -> tuple[None, str, bool, float, str]:
+        """The same for keys and rows by themselves, which know no order and no blocks."""
+        return None, "lln", False, self.fixed_mix, self.feature
 
     def _new_state(self, x: Inputs) -> State:
         sequences = _ops.sequence_count(x.q, self.pieces.cu_seqlens)

@@ -80,9 +80,9 @@ class Pieces:
 
     def _set_keys(self, mask: Tensor | None, lengths: Tensor | None) -> None:
         self.keys = mask  # as the ops take it
-        # First tokens that count, `total` for none: [pieces, B] of each piece, [B] of the whole.
-        self._first_keys: list[list[int]] = []
-        self._first_of_all: list[int] = []
+        # With a mask blocks are counted from the first token that counts; `total` for none.
+        self._first_keys: list[int] = []
+        self.block_origins: Tensor | None = None  # the same in tokens of this piece
         if lengths is not None:
             for b, length in enumerate(self._numbers):
                 if not 0 <= length <= self.total:
@@ -90,9 +90,9 @@ class Pieces:
             self.keys = (lengths - self.offset).clamp(0, self.tokens)
         if mask is not None:
             first = (mask.cumsum(1) == 0).sum(1)
-            first = torch.where(first < self.tokens, self.offset + first, self.total)
-            self._first_keys = self.gather(first).tolist()
-            self._first_of_all = [min(of_row) for of_row in zip(*self._first_keys, strict=True)]
+            first = self._least(torch.where(first < self.tokens, self.offset + first, self.total))
+            self._first_keys = first.tolist()
+            self.block_origins = first - self.offset
 
     def _set_packing(self, cu_seqlens: Tensor | None) -> None:
         # Sequences that lie on more than one process: None for all of them.
@@ -119,6 +119,14 @@ class Pieces:
         dist.all_gather_into_tensor(found, x.to(device).flatten(), group=self.group)
         return found.to(x.device).view(self.count, *x.shape)
 
+    def _least(self, x: Tensor) -> Tensor:
+        """The smallest x of any process, where x is."""
+        if self.count == 1:
+            return x
+        found = x.to(_exchange_device(self.group))
+        dist.all_reduce(found, dist.ReduceOp.MIN, group=self.group)
+        return found.to(x.device)
+
     def take_shared(self, x: Tensor) -> Tensor:
         """Of x [S, ...] the sequences whose states travel."""
         return x if self.shared is None else x.index_select(0, self.shared)
@@ -132,8 +140,6 @@ class Pieces:
 
         Raises:
             ValueError: a piece begins inside a block; says where it could begin.
-            NotImplementedError: blocks of a masked sequence, which are counted from its first key
-                that counts, are not those of a piece of it.
         """
         if block in self._checked_blocks:
             return
@@ -146,14 +152,6 @@ class Pieces:
                         f"the piece of rank {rank} begins at token {border}, inside of a block of "
                         f"{block} tokens{x.words}: cut at token {below} or {above}"
                     )
-        for rank, own in enumerate(self._first_keys):
-            for row, (key, first) in enumerate(zip(own, self._first_of_all, strict=True)):
-                if key < self.total and (key - first) % block:
-                    raise NotImplementedError(
-                        f"with a key_mask the first key that counts of every piece has to begin a "
-                        f"block: that of row {row} on rank {rank} is token {key}, inside of a "
-                        f"block of {block} tokens, as those of the row begin at token {first}"
-                    )
         self._checked_blocks.add(block)
 
     def _sequences_over(self, border: int) -> Iterator[_Blocks]:
@@ -164,7 +162,7 @@ class Pieces:
                 begin, end = self._numbers[s : s + 2]
                 yield _Blocks(begin, end, " of a packed sequence")
         elif self._first_keys:
-            for row, first in enumerate(self._first_of_all):
+            for row, first in enumerate(self._first_keys):
                 words = f", as those of row {row} begin at token {first}"
                 if first < border < self.total:
                     yield _Blocks(first, self.total, words)
