@@ -2,7 +2,8 @@
 
 Shapes without data (fake tensors, ``torch.compile``), gradients, and autocast, of the ops
 ``attention``, ``forward`` and ``backward``. Arguments follow the schemas in
-``python/ops/library.cc``, in their order.
+``python/ops/library.cc``, in their order. ``piece_forward`` and ``piece_backward`` write into their
+arguments and need none of it: ``lln_attention.distributed`` makes gradients of them.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -21,6 +22,8 @@ _library.load()
 attention = torch.ops.lln.attention.default
 forward = torch.ops.lln.forward.default
 backward = torch.ops.lln.backward.default
+piece_forward = torch.ops.lln.piece_forward.default
+piece_backward = torch.ops.lln.piece_backward.default
 # Of the op itself: an observer takes the place of the name `forward`.
 _redispatch = forward.redispatch
 

@@ -1,5 +1,5 @@
-"""Shapes without data and autocast of the ops of moments: ``match``, ``update_moments``,
-``head_moments`` and ``calibrate``. No gradient flows through any of them.
+"""Shapes without data and autocast of the ops of moments: ``match``, ``update_moments``, both for
+moments taken in pieces, ``head_moments`` and ``calibrate``. No gradient flows through any of them.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -14,6 +14,8 @@ from . import _attention_ops as _ops
 
 match = torch.ops.lln.match.default
 update_moments = torch.ops.lln.update_moments.default
+match_joined = torch.ops.lln.match_joined.default
+update_joined = torch.ops.lln.update_joined.default
 head_moments = torch.ops.lln.head_moments.default
 calibrate = torch.ops.lln.calibrate.default
 
@@ -32,6 +34,12 @@ def _match_fake(
 @torch.library.register_fake("lln::update_moments")
 def _update_moments_fake(*_: Any) -> None:
     return None
+
+
+@torch.library.register_fake("lln::match_joined")
+def _match_joined_fake(q_moments: Tensor, k_moments: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    dtype = torch.float64 if rest[-1] else torch.float32
+    return tuple(x.new_empty(x.shape[:2], dtype=dtype) for x in (q_moments, k_moments))
 
 
 @torch.library.register_fake("lln::head_moments")

@@ -15,6 +15,8 @@ from ._library import python_error
 # Modes of matching that read the q and k of one call, or nothing.
 MODES = ("none", "paper", "per_head", "exact", "entropy")
 
+_ScalesAndWeights = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+
 
 def attention(
     q: Tensor,
@@ -82,6 +84,45 @@ def attention(
         >>> attention(q, k, v, diag_block=64, causal=True, alpha=2.0, beta=2.0).shape
         torch.Size([2, 4, 128, 32])
     """
+    tensors, kind, fixed_mix, matching, fixed_alpha, fixed_beta = settle(
+        q, causal, diag_block, mix, lln_weight, diag_weight, alpha, beta, matching, feature
+    )
+    arguments = (
+        q if q.stride(-1) == 1 else q.contiguous(),
+        k if k.stride(-1) == 1 else k.contiguous(),
+        v if v.stride(-1) == 1 else v.contiguous(),
+        *tensors, _keys(key_mask, key_lengths), cu_seqlens, cu_seqlens_k,
+        kind, causal, fixed_mix, feature, matching, query_mask, fixed_alpha, fixed_beta,
+    )  # fmt: skip
+    _ops.refuse_tangents(*arguments[:7])
+    try:
+        if torch.is_grad_enabled() and any(
+            x is not None and x.requires_grad for x in arguments[:7]
+        ):
+            return _ops.forward(*arguments)[0]
+        return _ops.attention(*arguments)
+    except RuntimeError as error:
+        raise python_error(error) from None
+
+
+def settle(
+    q: Tensor,
+    causal: bool,
+    diag_block: int,
+    mix: float | Tensor,
+    lln_weight: float | Tensor | None,
+    diag_weight: float | Tensor | None,
+    alpha: float | Tensor | None,
+    beta: float | Tensor | None,
+    matching: str,
+    feature: str,
+) -> tuple[_ScalesAndWeights, str, float, str, float | None, float | None]:
+    """Arguments of `attention` as the ops take them.
+
+    Returns:
+        The tensors alpha, beta, mix or lln_weight, diag_weight; kind, mix as a number, the mode of
+        matching, alpha and beta as numbers.
+    """
     kind = "lln" if diag_block == 0 else f"lln+diag{diag_block}"
     weight, second, fixed_mix = _weights(q, mix, lln_weight, diag_weight, diag_block)
     if weight is None and fixed_mix == 0.0 and diag_block != 0:
@@ -96,22 +137,7 @@ def attention(
         beta, fixed_beta = _scale(q, beta)
     else:
         matching = _check_matching(matching, causal and kind[0] == "l", feature)
-    arguments = (
-        q if q.stride(-1) == 1 else q.contiguous(),
-        k if k.stride(-1) == 1 else k.contiguous(),
-        v if v.stride(-1) == 1 else v.contiguous(),
-        alpha, beta, weight, second, _keys(key_mask, key_lengths), cu_seqlens, cu_seqlens_k,
-        kind, causal, fixed_mix, feature, matching, query_mask, fixed_alpha, fixed_beta,
-    )  # fmt: skip
-    _ops.refuse_tangents(*arguments[:7])
-    try:
-        if torch.is_grad_enabled() and any(
-            x is not None and x.requires_grad for x in arguments[:7]
-        ):
-            return _ops.forward(*arguments)[0]
-        return _ops.attention(*arguments)
-    except RuntimeError as error:
-        raise python_error(error) from None
+    return (alpha, beta, weight, second), kind, fixed_mix, matching, fixed_alpha, fixed_beta
 
 
 def _check_matching(matching: str, causal: bool, feature: str) -> str:

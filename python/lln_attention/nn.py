@@ -7,14 +7,19 @@ come from, and how LLN and its block-diagonal part are mixed.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
-from typing import Any, TypedDict
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from .decode import DecodeState
 from .functional import MODES, attention, match, update_moments
+
+if TYPE_CHECKING:
+    from .distributed import Pieces
 
 _MODES = (*MODES, "ema", "frozen")
 _CAUSAL_MODES = ("none", "ema", "frozen")
@@ -110,6 +115,7 @@ class LLNAttention(nn.Module):
         key_lengths: Tensor | None = None,
         query_mask: Tensor | None = None,
         state: DecodeState | None = None,
+        pieces: Pieces | None = None,
     ) -> Tensor:
         """Attention of `x` to itself, or to `context`.
 
@@ -121,6 +127,8 @@ class LLNAttention(nn.Module):
             query_mask: bool [B, N] for the moments that set alpha, with a context.
             state: Of `decode_state`: `x` holds the tokens that follow those before. `key_lengths`
                 are then how many of them each sequence has.
+            pieces: `x` is a piece of sequences that lie on several processes, as
+                `lln_attention.distributed` has them; `pieces` says which tokens count.
 
         Returns:
             [B, N, embed_dim].
@@ -130,6 +138,8 @@ class LLNAttention(nn.Module):
         k = self._heads(self.k_proj(source), self.num_kv_heads)
         v = self._heads(self.v_proj(source), self.num_kv_heads)
         mix = self._mix(x)
+        if pieces is not None:
+            _check_pieces(context, key_mask, key_lengths, query_mask, state)
         if state is not None:
             self._check_state(context, key_mask, query_mask)
             weight = mix if isinstance(mix, Tensor) else None
@@ -137,12 +147,16 @@ class LLNAttention(nn.Module):
             assert o is not None
         else:
             masks = _Masks(key_mask=key_mask, key_lengths=key_lengths, query_mask=query_mask)
-            alpha, beta = self._scales(q, k, masks, context is not None)
-            o = attention(
-                q, k, v, causal=self.causal, diag_block=self.diag_block, mix=mix, alpha=alpha,
-                beta=beta, matching="auto" if alpha is not None else self.matching,
-                feature=self.feature, **masks,
-            )  # fmt: skip
+            alpha, beta = self._scales(q, k, masks, context is not None, pieces)
+            options: dict[str, Any] = {
+                "causal": self.causal, "diag_block": self.diag_block, "mix": mix, "alpha": alpha,
+                "beta": beta, "matching": "auto" if alpha is not None else self.matching,
+                "feature": self.feature,
+            }  # fmt: skip
+            if pieces is None:
+                o = attention(q, k, v, **options, **masks)
+            else:
+                o = _distributed().attention(q, k, v, pieces, **options)
         return self.out_proj(o.transpose(1, 2).flatten(2))
 
     @torch.no_grad()
@@ -241,15 +255,17 @@ class LLNAttention(nn.Module):
         return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)
 
     def _scales(
-        self, q: Tensor, k: Tensor, masks: _Masks, cross: bool
+        self, q: Tensor, k: Tensor, masks: _Masks, cross: bool, pieces: Pieces | None
     ) -> tuple[Tensor | None, Tensor | None]:
         """alpha and beta, or none where the attention shall match them itself."""
         if self.matching == "frozen":
             return self.alpha, self.beta
         if self.matching == "ema":
             scales = match(q, k, mode="ema", running=self.running, causal=self.causal)
-            if self.training:
+            if self.training and pieces is None:
                 update_moments(self.running, q, k, decay=self.ema_decay, cross=cross, **masks)
+            elif self.training:
+                _distributed().update_moments(self.running, q, k, pieces, decay=self.ema_decay)
             return scales
         if cross and self.matching != "none":
             return match(q, k, mode=self.matching, cross=True, **masks)
@@ -350,6 +366,19 @@ def _check_heads(embed_dim: int, num_heads: int, kv_heads: int) -> None:
         )
     if kv_heads < 1 or num_heads % kv_heads != 0:
         raise ValueError(f"num_kv_heads {kv_heads} does not divide num_heads {num_heads}")
+
+
+def _distributed() -> ModuleType:
+    """Imported when pieces are given: it needs Dynamo, which takes seconds to import."""
+    return importlib.import_module(".distributed", __package__)
+
+
+def _check_pieces(*unused: object) -> None:
+    if any(x is not None for x in unused):
+        raise ValueError(
+            "with pieces there is no context, key_mask, key_lengths, query_mask or state: the "
+            "pieces say which tokens count"
+        )
 
 
 def _check_matching(matching: str | None, causal: bool, feature: str) -> str:

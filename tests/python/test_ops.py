@@ -87,6 +87,25 @@ def test_moment_ops() -> None:
     opcheck(torch.ops.lln.calibrate.default, (moments, moments, 4, 8, 2, "entropy"))
 
 
+def test_piece_ops() -> None:
+    q, k, v = tensors()
+    state = (torch.randn(2, 2, 1, 8), torch.randn(2, 2, 8, 6))
+    origins = torch.tensor([-2, 3])
+    inputs = (q, k, v, *WEIGHTS, *state, origins, *options("lln+diag4", True))
+    written = [torch.empty(x.shape) for x in (torch.empty(2, 4, 9, 6), *state)]
+    opcheck(torch.ops.lln.piece_forward.default, (*written, *inputs))
+    gradients = [torch.empty(x.shape) for x in (q, k, v, *WEIGHTS[:4], *state)]
+    opcheck(
+        torch.ops.lln.piece_backward.default,
+        (*gradients, torch.randn(2, 4, 9, 6), *state, *inputs),
+    )
+    moments = [torch.rand(2, heads, 3, dtype=torch.float64) + 50 for heads in (4, 2)]
+    for wide in (False, True):
+        opcheck(torch.ops.lln.match_joined.default, (*moments, 8, "exact", False, "exp", wide))
+    running = torch.rand(2, 2, 3, dtype=torch.float64)
+    opcheck(torch.ops.lln.update_joined.default, (running, *moments, 8, 0.9))
+
+
 def test_decode_ops() -> None:
     q, k, v = tensors()
     config = ([2, 4, 2, 8, 6], "lln+diag4", 0.5, "exp")
