@@ -97,7 +97,7 @@ class Pieces:
     def _set_packing(self, cu_seqlens: Tensor | None) -> None:
         # Sequences that lie on more than one process: None for all of them.
         self.shared: Tensor | None = None
-        self.cu_seqlens = cu_seqlens  # of this piece, and of none of its tokens
+        self.cu_seqlens = cu_seqlens  # of this piece, and below of a call without tokens
         self.no_cu_seqlens: Tensor | None = None
         self.exchanging = self.count > 1
         if cu_seqlens is None:
