@@ -163,9 +163,10 @@ void Pieces::take_tokens(const PieceTokens& which) {
   shares_ = group_->size() > 1;
   if (which.cu_seqlens.defined()) {
     borders_ = to_vector(which.cu_seqlens);
-    if (borders_.empty() || borders_.front() != 0 || borders_.back() != whole_) {
+    if (borders_.empty() || borders_.front() != 0 || borders_.back() != whole_ ||
+        !std::is_sorted(borders_.begin(), borders_.end())) {
       refuse_pieces(
-          fmt::format("cu_seqlens must go from 0 to the tokens of all pieces, {}", whole_));
+          fmt::format("cu_seqlens must rise from 0 to the tokens of all pieces, {}", whole_));
     }
     cu_seqlens_ = own(which.cu_seqlens);
     find_shared();

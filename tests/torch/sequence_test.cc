@@ -413,11 +413,17 @@ TEST(SequenceAttention, NamesWhatIsWrong) {
     expect([&] { attention(x, x, x, {.causal = true}, pieces); }, "reads the whole sequence");
     expect([&] { attention(x, x, x, {.fixed_alpha = 1}, pieces); },
            "of alpha and beta one is given");
-    expect(
-        [&] {
-          Pieces(group, 4, {.key_mask = at::ones({1, 3}, at::kBool)});
-        },
-        "key_mask has 3 tokens, the piece 4");
+    const bool first = group.first();
+    const at::Tensor mask = at::ones({1, first ? 3 : 4}, at::kBool);
+    expect([&] { Pieces(group, 4, {.key_mask = mask}); },
+           first ? "key_mask has shape [1, 3]: expected [batch, 4]"
+                 : "rank 0 has arguments that are refused there");
+    const at::Tensor lengths = at::full({1}, first ? 5 : 6, at::kLong);
+    expect([&] { Pieces(group, 4, {.key_lengths = lengths}); },
+           "rank 1 has key_lengths with 1 entries and the checksum");
+    const at::Tensor too_short = at::arange(0, 14, 7, at::kInt);
+    expect([&] { Pieces(group, 4, {.cu_seqlens = too_short}); },
+           "cu_seqlens must rise from 0 to the tokens of all pieces, 8");
     expect([&] { Pieces(group, std::vector<std::int64_t>{4}); }, "1 lengths for 2 ranks");
     const at::Tensor leaf = x.clone().requires_grad_();
     const at::Tensor o = attention(leaf, x, x, {.fixed_alpha = 1, .fixed_beta = 1}, pieces);
