@@ -140,8 +140,9 @@ void RankWatch::take_answer() {
   if (!answer_.valid()) return;
   if (answer_.wait_for(milliseconds(0)) != std::future_status::ready) {
     if (awake_ - asked_time_ > options_.timeout) {
-      lose_store(fmt::format("{} is lost: the store {}did not answer for {:.1f} s", name(0),
-                             options_.first_has_store ? "that it has " : "",
+      lose_store(fmt::format("{} did not answer for {:.1f} s",
+                             options_.first_has_store ? name(0) + " is lost: the store that it has"
+                                                      : "the store that all ranks share",
                              seconds_of(awake_ - asked_time_)));
     }
     return;

@@ -44,7 +44,7 @@ class RankWatch {
   void work_done() noexcept { ++work_; }
   // Whether this rank does nothing but wait for others.
   void set_waiting(bool waiting) noexcept;
-  // A backend that may know of a failed exchange while nobody waits for it, as NCCL does.
+  // NCCL, which may know of a failed exchange while nobody waits for it.
   void add_backend(const Backend& backend);
   void forget_backends();
 

@@ -133,14 +133,16 @@ RankGroup Ranks::group(const std::string& name, const c10::Device& device, int s
     const Store own = c10::make_intrusive<c10d::PrefixStore>(
         fmt::format("group/{}/{}/{}", name, number, kind), store_);
     backends_.push_back(make(own, rank, size, options_.timeout));
-    watch_->add_backend(backends_.back());
     return backends_.back();
   };
   // Those who come here first wait for the others, which may still read their data.
   gather("group/" + name, "");
   try {
     const Backend host = add(make_gloo, "host");
-    return {device.is_cuda() ? add(make_nccl, "device") : host, device, watch_.get(), host};
+    if (!device.is_cuda()) return {host, device, watch_.get()};
+    const Backend backend = add(make_nccl, "device");
+    watch_->add_backend(backend);
+    return {backend, device, watch_.get(), host};
   } catch (const lln::Error&) {
     throw;
   } catch (const std::exception& e) {

@@ -110,6 +110,33 @@ TEST(RankWatch, TellsWhyARankEnded) {
   EXPECT_EQ(first.find_fault("connection closed"), "rank 1 (thread 1) ended: no space on the disk");
 }
 
+// As NCCL's, which finds errors in a thread of its own.
+class FailedBackend : public c10d::Backend {
+ public:
+  explicit FailedBackend(c10d::ErrorType error) : c10d::Backend(0, 1), error_(error) {}
+  const std::string getBackendName() const override { return "failed"; }
+  c10d::ErrorType getError() override { return error_; }
+
+ private:
+  c10d::ErrorType error_;
+};
+
+TEST(RankWatch, AnErrorOfABackendIsAFailedExchange) {
+  const Store store = c10::make_intrusive<c10d::HashStore>();
+  RankWatch first(store, watch_options(0, 2, kLong));
+  store->set("sign/1", "1 1 0 0");
+  first.add_backend(c10::make_intrusive<FailedBackend>(c10d::ErrorType::COMM_ERROR));
+  EXPECT_THAT(fault_of(first), HasSubstr("rank 1 (thread 1) is lost"));
+}
+
+TEST(RankWatch, AnExchangeThatABackendGaveUpIsAWait) {
+  const Store store = c10::make_intrusive<c10d::HashStore>();
+  const RankWatch first(store, watch_options(0, 2, milliseconds(1000)));
+  RankWatch second(store, watch_options(1, 2, milliseconds(1000)));
+  second.add_backend(c10::make_intrusive<FailedBackend>(c10d::ErrorType::TIMEOUT));
+  EXPECT_THAT(fault_of(second), HasSubstr("rank 0 (thread 0) lives, but others have waited"));
+}
+
 // ---- leaving -----------------------------------------------------------------------------------
 
 TEST(RankWatch, AllLeaveOnceTheFirstDoes) {
