@@ -157,7 +157,13 @@ void Pieces::take_tokens(const PieceTokens& which) {
   const auto own = [&](const at::Tensor& x) { return (x - offset_).clamp(0, tokens()); };
   if (which.key_mask.defined()) {
     key_mask_ = which.key_mask;
-    block_origins_ = to_tensor(first_keys_, key_mask_.device()) - offset_;
+    // Where a piece has keys and its first token counts, or the row begins in it, blocks are
+    // counted right without being told.
+    const at::Tensor origins = to_tensor(first_keys_, key_mask_.device()) - offset_;
+    const at::Tensor first = first_counted(key_mask_, tokens());
+    if (((first < tokens()) & (first != origins.clamp_min(0))).any().item<bool>()) {
+      block_origins_ = origins;
+    }
   }
   if (which.key_lengths.defined()) key_lengths_ = own(which.key_lengths);
   shares_ = group_->size() > 1;

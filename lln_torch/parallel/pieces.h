@@ -39,7 +39,7 @@ class Pieces {
   const at::Tensor& key_lengths() const { return key_lengths_; }
   const at::Tensor& cu_seqlens() const { return cu_seqlens_; }
   // With a key mask: the first token that counts of each row of the whole, `whole()` for none; and
-  // the same in tokens of this piece, int64 [batch].
+  // the same in tokens of this piece, int64 [batch], where the mask of the piece does not say it.
   const std::vector<std::int64_t>& first_keys() const { return first_keys_; }
   const at::Tensor& block_origins() const { return block_origins_; }
 

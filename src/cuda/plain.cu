@@ -70,6 +70,7 @@ std::string refusal(const Problem& problem, Op op) {
   if (problem.device.kind != DeviceKind::cuda) return "is for tensors on CUDA devices";
   if (problem.kind == Kind::softmax) return "softmax is not computed on CUDA devices";
   if (problem.dtype == DType::f64) return "f64 is taken by the reference alone";
+  if (problem.block_origins) return "block origins are not taken on CUDA devices";
   return device_refusal(problem.device.index);
 }
 
@@ -116,11 +117,13 @@ void run_plain_heads(const Call& call, const std::uint32_t* flags) {
 }
 
 std::vector<Kernel> plain_forward_kernels() {
-  return {{"cuda-plain", forward_refusal, workspace_bytes, run_forward}};
+  return {{"cuda-plain", forward_refusal, workspace_bytes, run_forward, DeviceKind::cuda,
+           /*takes_pieces=*/true}};
 }
 
 std::vector<Kernel> plain_backward_kernels() {
-  return {{"cuda-plain", backward_refusal, workspace_bytes, run_backward}};
+  return {{"cuda-plain", backward_refusal, workspace_bytes, run_backward, DeviceKind::cuda,
+           /*takes_pieces=*/true}};
 }
 
 }  // namespace lln::cuda

@@ -26,12 +26,25 @@ struct ParameterGradient {
   float lln = 0, diag = 0;  // how g . LLN and g . Diag enter
 };
 
-// A saved state of the API, natural logarithms; not given where there is no data.
+// A state of the API or the gradient of one, natural logarithms; not given where there is no data.
 struct SavedState {
   float* lse = nullptr;
   std::int64_t lse_sequence = 0, lse_head = 0;
   float* values = nullptr;
   std::int64_t sequence = 0, head = 0, row = 0;
+
+  __host__ __device__ bool given() const { return lse != nullptr; }
+  __device__ float& lse_at(std::int64_t s, std::int64_t hk, int l) const {
+    return lse[s * lse_sequence + hk * lse_head + l];
+  }
+  __device__ float& value_at(std::int64_t s, std::int64_t hk, int l, int c) const {
+    return values[s * sequence + hk * head + l * row + c];
+  }
+  // c in units of log2.
+  __device__ float mass_at(std::int64_t s, std::int64_t hk, int l) const {
+    const float c = lse_at(s, hk, l);
+    return c == -kInfinity ? c : clamp_exponent(c) * kLog2E;
+  }
 };
 
 // One state or one gradient of it for each of many slots.
@@ -59,9 +72,9 @@ struct PlainCall {
   std::int64_t q_jobs, k_jobs;  // pieces of rows and of keys, at most
   States pieces;                // of the keys of each piece; causal: `values` of those before it
   States before;                // causal: m and s of all keys before each piece
-  States total;                 // [sequences, heads_k]: c in m
+  States total;                 // [sequences, heads_k]: c in m; causal: with dsaved alone
   States row_pieces;  // t in s, dC in values, of the rows of each piece; causal: of later ones
-  States row_total;   // [sequences, heads_k]
+  States row_total;   // [sequences, heads_k]; causal: on the given state, with dstate alone
   float* chunk_c;     // causal backward: c before every tile (chunk_index)
   RowStatistics lln, diag;
   float* alpha_sums;   // [q jobs, parts, heads]
@@ -69,6 +82,8 @@ struct PlainCall {
   float* beta_sums;    // [k jobs, parts, heads_k]
   SavedState saved;
   bool reads_saved;  // the backward is given the state
+  SavedState state;  // of keys elsewhere, which all rows see
+  SavedState dsaved, dstate;
   ParameterGradient dalpha, dbeta, weights[3];
   bool wants_weights;
   // Not null: [sequences, heads_k], nothing but the heads where it is not 0 is computed.
@@ -381,7 +396,8 @@ __device__ void load_g(Block& block, const PlainCall& p, const Place& at, const 
   const Elements e{p, at};
   for_each_element(block, p.tile, p.dim_v, [&](int r, int c) {
     float x = 0;
-    if (r < rows && (kDiag || !p.causal || begin + r >= at.sequence.key_first)) {
+    const bool sees = kDiag || !p.causal || p.state.given() || begin + r >= at.sequence.key_first;
+    if (r < rows && sees) {
       x = e.g(begin + r, c);
       x *= kDiag ? e.diag_weight(begin + r, c) : e.lln_weight(begin + r, c);
     }

@@ -10,9 +10,10 @@
 
 namespace lln::cuda::plain {
 
-// Rows of the tile that are not before the first valid key; only these see keys.
-__device__ inline bool sees_keys(const Place& at, std::int64_t row) {
-  return at.has_keys() && row >= at.sequence.key_first;
+// Rows that are not before the first valid key, or all where keys elsewhere are given; only these
+// see keys.
+__device__ inline bool sees_keys(const PlainCall& p, const Place& at, std::int64_t row) {
+  return p.state.given() || (at.has_keys() && row >= at.sequence.key_first);
 }
 
 // tiles.pairs = sum_l 2^(a + u - M) inverse for the keys not after a row, 0 elsewhere; a in
@@ -22,7 +23,7 @@ __device__ void pair_weights(Block& block, const PlainCall& p, const Place& at, 
                              std::int64_t begin, int rows, const float* inverse) {
   for_each_element(block, rows, p.tile, [&](int r, int j) {
     float sum = 0;
-    if (j <= r && sees_keys(at, begin + r)) {
+    if (j <= r && sees_keys(p, at, begin + r)) {
       const float* const a = tiles.x + r * tiles.ld;
       const float* const u = tiles.k + j * tiles.ld;
       for (int l = 0; l < p.dim; ++l) sum += exp2f(a[l] + u[l] - tiles.row.m[r]);
@@ -86,7 +87,7 @@ struct Walk {
     pair_weights(block, p, head, tiles, n, rows, nullptr);
     for_each_element(block, rows, p.dim, [&](int r, int l) {
       float& x = tiles.x[r * ld + l];
-      const bool counts = sees_keys(head, n + r) && tiles.c[l] != -kInfinity;
+      const bool counts = sees_keys(p, head, n + r) && tiles.c[l] != -kInfinity;
       x = counts ? exp2f(x + tiles.c[l] - tiles.row.m[r]) : 0.0F;
     });
     sum_rows(
@@ -218,7 +219,7 @@ struct CausalRowGradients {
       note_part(block, p, head, tiles, n, rows, tiles.lln_sums, tiles.dots);
     }
     through_queries(block, p, head, tiles, n, rows, [&](int r, int l, float a) {
-      if (!sees_keys(head, n + r)) return 0.0F;
+      if (!sees_keys(p, head, n + r)) return 0.0F;
       float own = 0;
       for (int j = 0; j <= r; ++j) {
         own += (tiles.dpairs[r * ld_p + j] - tiles.delta[r]) *
@@ -279,10 +280,13 @@ struct CausalKeyGradients {
     float* const decay = tiles.channel.keep;
     float* const values = p.row_pieces.values + slot * p.state_size();
     const bool last_piece = at.end == at.sequence.k_tokens;
-    // Before the first tile, and where the next piece has its own.
-    const float* after =
-        last_piece ? nullptr
-                   : p.chunk_c + chunk_index(p, at.sequence, at.job + 1, at.end, at.end, at.hk);
+    // c after the piece, where anything behind it counts.
+    const float* after = nullptr;
+    if (!last_piece) {
+      after = p.chunk_c + chunk_index(p, at.sequence, at.job + 1, at.end, at.end, at.hk);
+    } else if (p.dsaved.given()) {
+      after = p.total.m + (at.s * p.call.heads_k + at.hk) * p.dim;
+    }
     for_each(block, p.dim, [&](int l) { tiles.t[l] = p.row_pieces.s[slot * p.dim + l]; });
     const std::int64_t count = (at.end - at.begin + p.tile - 1) / p.tile;
     for (std::int64_t i = count - 1; i >= 0; --i) {

@@ -77,9 +77,9 @@ inline PlainCall lay_out(const Problem& problem, Workspace& workspace) {
     if (walks) {
       p.before.m = workspace.floats(k_jobs * problem.heads_k * p.dim);
       p.before.s = workspace.floats(k_jobs * problem.heads_k * p.dim);
-    } else {
-      p.total = states(problem.sequences * problem.heads_k, false);
     }
+    const bool at_end = problem.op == Op::backward && problem.state;  // dsaved may be given
+    if (!walks || at_end) p.total = states(problem.sequences * problem.heads_k, false);
   }
   if (problem.op != Op::backward) return p;
   const std::int64_t rows = problem.batch * problem.heads * problem.tokens;
@@ -98,7 +98,8 @@ inline PlainCall lay_out(const Problem& problem, Workspace& workspace) {
     p = with_tile(p, CausalKeyGradients::tiles(p));  // one tile for all walks
     const std::int64_t chunks = problem.batch * problem.tokens / p.tile + q_jobs + 1;
     p.chunk_c = workspace.floats(chunks * problem.heads_k * p.dim);
-  } else {
+  }
+  if (!walks || problem.state) {
     p.row_total.s = workspace.floats(problem.sequences * problem.heads_k * p.dim);
     p.row_total.values = workspace.floats(problem.sequences * problem.heads_k * p.state_size());
   }
@@ -117,6 +118,26 @@ inline ParameterGradient gradient_of(const View& view, float lln = 0, float diag
   return gradient;
 }
 
+inline SavedState state_of(const View& lse, const View& values) {
+  return {static_cast<float*>(lse.data),
+          lse.stride[0],
+          lse.stride[1],
+          static_cast<float*>(values.data),
+          values.stride[0],
+          values.stride[1],
+          values.stride[2]};
+}
+// One that is read.
+inline SavedState state_of(const AttentionState& state) {
+  const auto writable = [](const ConstView& x) {
+    View view;
+    view.data = const_cast<void*>(x.data);
+    view.stride = x.stride;
+    return view;
+  };
+  return state_of(writable(state.key_lse), writable(state.channel_values));
+}
+
 // Everything but the device's view of the call and its sequences.
 inline PlainCall make_plain_call(const Call& call, Workspace& workspace) {
   const Problem& problem = call.problem;
@@ -125,16 +146,13 @@ inline PlainCall make_plain_call(const Call& call, Workspace& workspace) {
   const AttentionSaved& saved = backward ? call.grads.saved : call.out.saved;
   p.reads_saved = backward && !problem.causal && saved.key_lse.given();
   if (!backward || p.reads_saved) {
-    p.saved = {static_cast<float*>(saved.key_lse.data),
-               saved.key_lse.stride[0],
-               saved.key_lse.stride[1],
-               static_cast<float*>(saved.channel_values.data),
-               saved.channel_values.stride[0],
-               saved.channel_values.stride[1],
-               saved.channel_values.stride[2]};
+    p.saved = state_of(saved.key_lse, saved.channel_values);
   }
+  p.state = state_of(call.in.state);
   if (!backward) return p;
   const AttentionGradients& grads = call.grads;
+  p.dsaved = state_of(grads.dsaved);
+  p.dstate = state_of(grads.dstate.key_lse, grads.dstate.channel_values);
   p.dalpha = gradient_of(grads.dalpha);
   p.dbeta = gradient_of(grads.dbeta);
   p.weights[0] = gradient_of(grads.dmix, 1, -1);
@@ -220,6 +238,9 @@ void launch_backward(const PlainCall& p, Launch& launch) {
   if (p.has_lln()) {
     launch(RowSums{p}, p.q_jobs * p.call.heads_k * StatePart::count(p), part_bytes());
     launch(JoinRowSums{p}, all.count * p.call.heads_k * Pieces::blocks_each(p), 0);
+  }
+  if (p.dstate.given()) {
+    launch(StateGradient{p}, all.count * p.call.heads_k * Pieces::blocks_each(p), 0);
   }
   if (walks) {
     launch_tiles<CausalKeyGradients>(p, key_blocks, launch);

@@ -35,6 +35,11 @@ __device__ void store_keys(Block& block, const PlainCall& p, const Place& at, co
   });
 }
 
+// Whether there are keys, here or elsewhere, for the rows of a sequence.
+__device__ inline bool sees_lln(const PlainCall& p, const Place& at) {
+  return p.state.given() || at.has_keys();
+}
+
 // The block-diagonal rows times their weight in tiles.w.
 template <class Block>
 __device__ void weighted_diag_rows(Block& block, const PlainCall& p, const Place& at,
@@ -80,7 +85,7 @@ struct ForwardRows {
       } else {
         clear(block, tiles.w, p.tile * tiles.ld_v);
       }
-      if (p.has_lln() && at.has_keys()) {
+      if (p.has_lln() && sees_lln(p, at)) {
         channel_weights(block, p, at, tiles, n, rows);
         multiply_state(block, rows, p.dim_v, p.dim, tiles.x, tiles.ld, {values, p.dim_v, 1},
                        tiles.stage, [&](int r, int c, float sum) {
@@ -253,7 +258,7 @@ struct RowGradients {
   __device__ void lln_rows(Block& block, const Place& at, const Tiles& tiles, std::int64_t n,
                            int rows) const {
     reset_rows(block, tiles, rows);
-    if (at.has_keys()) {
+    if (sees_lln(p, at)) {
       const float* const values = p.total.values + (at.s * p.call.heads_k + at.hk) * p.state_size();
       channel_weights(block, p, at, tiles, n, rows);
       load_g<false>(block, p, at, tiles, n, rows);

@@ -145,15 +145,19 @@ struct JoinKeySums {
  private:
   __device__ void read(const Pieces& pieces) const {
     const SavedState& from = p.saved;
-    write_total(
-        pieces,
-        from.lse[pieces.s * from.lse_sequence + pieces.hk * from.lse_head + pieces.l] * kLog2E,
-        from.values[pieces.s * from.sequence + pieces.hk * from.head + pieces.l * from.row +
-                    pieces.c]);
+    write_total(pieces, from.mass_at(pieces.s, pieces.hk, pieces.l),
+                from.value_at(pieces.s, pieces.hk, pieces.l, pieces.c));
   }
 
   __device__ void join(const Pieces& pieces) const {
     float m = kNoReference, s = 0, value = 0;
+    const float given =
+        p.state.given() ? p.state.mass_at(pieces.s, pieces.hk, pieces.l) : -kInfinity;
+    if (given != -kInfinity) {
+      m = given;
+      s = 1;
+      value = p.state.value_at(pieces.s, pieces.hk, pieces.l, pieces.c);
+    }
     for (std::int64_t i = 0; i < pieces.count; ++i) {
       const std::int64_t slot = pieces.slot(p, i);
       const std::int64_t l = slot * p.dim + pieces.l;
@@ -174,16 +178,13 @@ struct JoinKeySums {
     }
     const float c = log_mass(m, s);
     write_total(pieces, c, value);
-    if (p.saved.lse == nullptr) return;
-    const SavedState& to = p.saved;
-    to.values[pieces.s * to.sequence + pieces.hk * to.head + pieces.l * to.row + pieces.c] = value;
-    if (pieces.c == 0) {
-      to.lse[pieces.s * to.lse_sequence + pieces.hk * to.lse_head + pieces.l] = c * kLn2;
-    }
+    if (!p.saved.given()) return;
+    p.saved.value_at(pieces.s, pieces.hk, pieces.l, pieces.c) = value;
+    if (pieces.c == 0) p.saved.lse_at(pieces.s, pieces.hk, pieces.l) = c * kLn2;
   }
 
   __device__ void write_total(const Pieces& pieces, float c, float value) const {
-    if (p.causal) return;
+    if (p.total.m == nullptr) return;
     const std::int64_t pair = pieces.s * p.call.heads_k + pieces.hk;
     p.total.values[pair * p.state_size() + pieces.l * p.dim_v + pieces.c] = value;
     if (pieces.c == 0) p.total.m[pair * p.dim + pieces.l] = c;
@@ -268,7 +269,7 @@ struct RowSums {
 };
 
 // The sum of dC and t over the pieces; causal: over those behind each piece, relative to c at its
-// end.
+// end. What is given of the state of all keys (dsaved) counts as rows behind the last piece do.
 struct JoinRowSums {
   PlainCall p;
   static constexpr const char* kName = "cuda-plain join of row sums";
@@ -291,27 +292,52 @@ struct JoinRowSums {
     return p.row_pieces.values[slot * p.state_size() + pieces.l * p.dim_v + pieces.c];
   }
 
-  __device__ void add(const Pieces& pieces) const {
+  // dC and t of dsaved, t for the first column alone; nothing is read of channels without keys.
+  struct Given {
     float value = 0, t = 0;
-    for (std::int64_t i = 0; i < pieces.count; ++i) {
-      const std::int64_t slot = pieces.slot(p, i);
-      value += value_of(pieces, slot);
-      if (pieces.c == 0) t += p.row_pieces.s[slot * p.dim + pieces.l];
+  };
+  __device__ Given given(const Pieces& pieces) const {
+    const std::int64_t pair = pieces.s * p.call.heads_k + pieces.hk;
+    Given form;
+    if (!p.dsaved.given() || p.total.m[pair * p.dim + pieces.l] == -kInfinity) return form;
+    form.value = p.dsaved.value_at(pieces.s, pieces.hk, pieces.l, pieces.c);
+    if (pieces.c != 0) return form;
+    const float* const values = p.total.values + pair * p.state_size() + pieces.l * p.dim_v;
+    for (int c = 0; c < p.dim_v; ++c) {
+      form.t += values[c] * p.dsaved.value_at(pieces.s, pieces.hk, pieces.l, c);
     }
+    form.t -= p.dsaved.lse_at(pieces.s, pieces.hk, pieces.l);
+    return form;
+  }
+
+  __device__ void write_total(const Pieces& pieces, float value, float t) const {
     const std::int64_t pair = pieces.s * p.call.heads_k + pieces.hk;
     p.row_total.values[pair * p.state_size() + pieces.l * p.dim_v + pieces.c] = value;
     if (pieces.c == 0) p.row_total.s[pair * p.dim + pieces.l] = t;
   }
 
+  __device__ void add(const Pieces& pieces) const {
+    auto [value, t] = given(pieces);
+    for (std::int64_t i = 0; i < pieces.count; ++i) {
+      const std::int64_t slot = pieces.slot(p, i);
+      value += value_of(pieces, slot);
+      if (pieces.c == 0) t += p.row_pieces.s[slot * p.dim + pieces.l];
+    }
+    write_total(pieces, value, t);
+  }
+
   __device__ void scan(const Pieces& pieces) const {
-    float value = 0, t = 0;  // of the pieces behind, relative to `end`
-    float end = -kInfinity;  // c before the piece behind
+    auto [value, t] = given(pieces);  // of the pieces behind, relative to `end`
+    float end = -kInfinity;           // c before the piece behind
+    if (p.dsaved.given()) {
+      end = p.total.m[(pieces.s * p.call.heads_k + pieces.hk) * p.dim + pieces.l];
+    }
     for (std::int64_t i = pieces.count - 1; i >= 0; --i) {
       const std::int64_t slot = pieces.slot(p, i);
       const std::int64_t l = slot * p.dim + pieces.l;
       const float begin = log_mass(p.before.m[l], p.before.s[l]);
       const float decay = begin == -kInfinity ? 0.0F : exp2f(begin - end);
-      const bool last = i == pieces.count - 1;
+      const bool last = i == pieces.count - 1 && !p.dsaved.given();
       float& own = value_of(pieces, slot);
       const float added = own;
       own = value;
@@ -324,6 +350,36 @@ struct JoinRowSums {
       }
       end = begin;
     }
+    if (p.row_total.s != nullptr) write_total(pieces, value, t);
+  }
+};
+
+// The gradient of the given state, from the sums of all rows and of dsaved: relative to c of all
+// keys, or in causal calls to the given c itself.
+struct StateGradient {
+  PlainCall p;
+  static constexpr const char* kName = "cuda-plain state gradient";
+
+  template <class Block>
+  __device__ void operator()(Block& block, std::int64_t index) const {
+    block.run([&](int t) {
+      const Pieces at = Pieces::at<false>(p, index, t);
+      if (at.l >= p.dim) return;
+      const std::int64_t pair = at.s * p.call.heads_k + at.hk;
+      const float c = p.state.mass_at(at.s, at.hk, at.l);
+      const bool empty = c == -kInfinity;
+      const float share = empty      ? 0.0F
+                          : p.causal ? 1.0F
+                                     : exp2f(c - p.total.m[pair * p.dim + at.l]);
+      const float* const g = p.row_total.values + pair * p.state_size() + at.l * p.dim_v;
+      p.dstate.value_at(at.s, at.hk, at.l, at.c) = empty ? 0.0F : share * g[at.c];
+      if (at.c != 0) return;
+      float sum = -p.row_total.s[pair * p.dim + at.l];
+      for (int column = 0; !empty && column < p.dim_v; ++column) {
+        sum += p.state.value_at(at.s, at.hk, at.l, column) * g[column];
+      }
+      p.dstate.lse_at(at.s, at.hk, at.l) = empty ? 0.0F : share * sum;
+    });
   }
 };
 

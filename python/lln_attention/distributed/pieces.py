@@ -82,17 +82,21 @@ class Pieces:
         self.keys = mask  # as the ops take it
         # With a mask blocks are counted from the first token that counts; `total` for none.
         self._first_keys: list[int] = []
-        self.block_origins: Tensor | None = None  # the same in tokens of this piece
+        self.block_origins: Tensor | None = None  # in tokens of this piece, where it must be told
         if lengths is not None:
             for b, length in enumerate(self._numbers):
                 if not 0 <= length <= self.total:
                     raise ValueError(f"key_lengths[{b}] is {length}: expected 0 to {self.total}")
             self.keys = (lengths - self.offset).clamp(0, self.tokens)
         if mask is not None:
-            first = (mask.cumsum(1) == 0).sum(1)
-            first = self._least(torch.where(first < self.tokens, self.offset + first, self.total))
+            own = (mask.cumsum(1) == 0).sum(1)
+            first = self._least(torch.where(own < self.tokens, self.offset + own, self.total))
             self._first_keys = first.tolist()
-            self.block_origins = first - self.offset
+            # Where the first token of a piece counts, or the row begins in it, blocks are counted
+            # right without being told.
+            origins = first - self.offset
+            if bool(((own < self.tokens) & (own != origins.clamp(min=0))).any()):
+                self.block_origins = origins
 
     def _set_packing(self, cu_seqlens: Tensor | None) -> None:
         # Sequences that lie on more than one process: None for all of them.
