@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -109,6 +110,30 @@ TEST(PieceBlocks, ManyShortSegments) {
         EXPECT_EQ(first_difference(entry.tensor, 1e-5, expected.at(entry.name)), "")
             << entry.name << " of " << to_string(c) << " on " << threads << " threads";
       }
+    }
+  }
+}
+
+// An origin may be any integer: moved by whole blocks before the sequence, or behind its end, it
+// changes no bit. 2^63 is 32 more than a multiple of 48.
+TEST(PieceBlocks, FarOrigins) {
+  constexpr std::int64_t kLeast = std::numeric_limits<std::int64_t>::min();
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  const std::vector<std::int32_t> near = {-32, 150, -7, 0};
+  const std::vector<std::int64_t> far = {kLeast, kMost, -7 - 48 * (std::int64_t{1} << 50), -48};
+  for (const std::string kind : {"diag48", "diag48:causal", "lln+diag48", "lln+diag48:causal"}) {
+    const Case c = make_case("forward:f32:cpu:b4h2n150d16:" + kind);
+    const Inputs in = conformance::make_inputs(c, DType::f32);
+    for (const char* kernel : {"", "reference"}) {
+      const auto rows_from = [&](const IndexView& origins) {
+        Tensor o(DType::f32, in.g.shape());
+        AttentionInputs views = in.views();
+        views.block_origins = origins;
+        attention_forward(views, {o.view()}, conformance::options(c), {.kernel = kernel});
+        return o;
+      };
+      EXPECT_EQ(first_difference(rows_from(std::span(far)), 0, rows_from(std::span(near))), "")
+          << to_string(c) << ' ' << kernel;
     }
   }
 }

@@ -79,10 +79,10 @@ struct AttentionInputs {
   // no tokens in k the rows read this state alone. Diag does not see these keys.
   AttentionState state = {};
 
-  // Optional, of Diag and LLN+Diag: where the blocks of a sequence are counted from, in tokens of
-  // this call; any integer. Blocks begin there and after every diag_block tokens from there on;
-  // tokens before it are in no block. Without it, the first valid key. A piece of a longer sequence
-  // is given the first valid key of the whole, which may lie before the piece or behind it.
+  // Optional, of Diag and LLN+Diag: where the blocks of a sequence are counted from; 0 is its first
+  // token in this call, and any integer is taken. Blocks begin there and at every diag_block tokens
+  // after it; tokens before it are in no block. Without it, the first valid key. A piece is given
+  // the first valid key of the whole sequence, which may lie before the piece or behind it.
   IndexView block_origins = {};  // [S]
 };
 
