@@ -198,12 +198,11 @@ TEST(Pieces, KernelsThatTakeNoPiecesSaySo) {
     for (const Kernel& kernel : kernels(op)) {
       // Of the kernels of devices the plain ones take states.
       const bool takes = kernel.device == DeviceKind::cpu || kernel.name == "cuda-plain";
-      EXPECT_EQ(kernel.takes_pieces, pass && takes)
-          << kernel.name << ' ' << to_string(op);
+      EXPECT_EQ(kernel.takes_pieces, pass && takes) << kernel.name << ' ' << to_string(op);
     }
   }
-  for (const std::string text :
-       {"forward:f32:cuda:b1h1n8d8:lln:state", "backward:f32:cuda:b1h1n8d8:diag4:block_origins"}) {
+  for (const std::string text : {"forward:f32:cuda:b1h1n8d8:lln+diag4:state:block_origins",
+                                 "backward:f32:cuda:b1h1n8d8:diag4:block_origins"}) {
     for (const auto& candidate : explain(parse_problem(text)).candidates) {
       EXPECT_NE(candidate.refusal, "") << candidate.kernel << " takes " << text;
     }

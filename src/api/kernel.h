@@ -63,7 +63,7 @@ struct Kernel {
   std::size_t (*workspace_bytes)(const Problem&, int workers);
   void (*run)(const Call&);
   DeviceKind device = DeviceKind::cpu;  // where its tensors are; the lists set it
-  bool takes_pieces = false;  // problems that are pieces, of whose inputs it may ignore none
+  bool takes_pieces = false;            // is asked about pieces, of whose inputs it may ignore none
 };
 
 // Ordered lists: the first kernel that does not refuse runs; the reference is last. Decoding has

@@ -31,9 +31,9 @@ TEST_F(CudaConformance, EveryCaseOnEveryKernel) {
       ++passed[result.kernel];
       worst[result.kernel] = std::max(worst[result.kernel], result.worst);
     }
-    // Softmax has better kernels elsewhere, pieces are for the CPU; everything else is taken by
-    // some kernel.
-    EXPECT_EQ(taken, c.problem.kind != Kind::softmax && !c.problem.is_piece()) << to_string(c);
+    // Softmax has better kernels elsewhere, block origins are for the CPU; everything else is taken
+    // by some kernel.
+    EXPECT_EQ(taken, c.problem.kind != Kind::softmax && !c.problem.block_origins) << to_string(c);
   }
   for (const auto& [kernel, ratio] : worst) {
     fmt::print("{:<24} {:4} cases, worst error / tolerance {:.3f}\n", kernel, passed[kernel],
