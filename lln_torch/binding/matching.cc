@@ -23,16 +23,6 @@ lln::MatchingInputs matching_inputs(const MatchingArguments& a) {
           .cross = a.cross};
 }
 
-void check_running(const Tensor& running, const Tensor& k) {
-  if (running.scalar_type() == ScalarType::Double && running.is_contiguous() &&
-      running.dim() == 3 && running.size(0) == 2 && running.size(1) == k.size(1) &&
-      running.size(2) == 3 && device_of(running) == device_of(k)) {
-    return;
-  }
-  throw lln::Error(lln::ErrorCode::invalid_argument,
-                   "running must be float64 [2, heads of k, 3], contiguous, where k is");
-}
-
 lln::DeviceRunningMoments running_on_device(const Tensor& running, double decay) {
   const lln::Shape shape{1, 2, running.size(1), 3};
   return {.decay = decay,
@@ -66,6 +56,16 @@ void store_running(const lln::RunningMoments& moments, const Tensor& running) {
 
 }  // namespace
 
+void check_running(const Tensor& running, std::int64_t heads_k, const lln::Device& device) {
+  if (running.scalar_type() == ScalarType::Double && running.is_contiguous() &&
+      running.dim() == 3 && running.size(0) == 2 && running.size(1) == heads_k &&
+      running.size(2) == 3 && device_of(running) == device) {
+    return;
+  }
+  throw lln::Error(lln::ErrorCode::invalid_argument,
+                   "running must be float64 [2, heads of k, 3], contiguous, where k is");
+}
+
 Scales match(const MatchingArguments& a, const OptionalTensor& running, const std::string& mode,
              bool causal) {
   const lln::MatchingInputs in = matching_inputs(a);
@@ -73,7 +73,7 @@ Scales match(const MatchingArguments& a, const OptionalTensor& running, const st
   lln::RunningMoments host;
   lln::DeviceRunningMoments device;
   if (running) {
-    check_running(*running, a.k);
+    check_running(*running, a.k.size(1), device_of(a.k));
     if (a.q.is_cpu()) {
       host = running_on_host(*running, 0);
       options.running = &host;
@@ -87,7 +87,7 @@ Scales match(const MatchingArguments& a, const OptionalTensor& running, const st
 
 void update_moments(const Tensor& running, const MatchingArguments& a, double decay) {
   const lln::MatchingInputs in = matching_inputs(a);
-  check_running(running, a.k);
+  check_running(running, a.k.size(1), device_of(a.k));
   lln::Exec exec = exec_for(a.q, 2 * a.q.numel());
   const Workspace workspace(a.q, exec, [&] { return lln::matching_workspace_bytes(in); });
   if (a.q.is_cpu()) {

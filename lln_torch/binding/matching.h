@@ -34,7 +34,9 @@ Scales match(const MatchingArguments& arguments, const OptionalTensor& running,
              const std::string& mode, bool causal);
 void update_moments(const Tensor& running, const MatchingArguments& arguments, double decay);
 
-// Running moments in host memory, as the core's for one change.
+// Throws lln::Error where `running` is not f64 [2, heads_k, 3], contiguous, on that device.
+void check_running(const Tensor& running, std::int64_t heads_k, const lln::Device& device);
+// Running moments in host memory, as the core's for one change; checked before.
 void change_running(const Tensor& running, double decay,
                     const std::function<void(lln::RunningMoments&)>& change);
 

@@ -117,6 +117,7 @@ Scales match_joined(const Tensor& q_moments, const Tensor& k_moments, std::int64
 void update_joined(const Tensor& running, const Tensor& q_moments, const Tensor& k_moments,
                    std::int64_t dim, double decay) {
   const HostMoments moments(q_moments, k_moments, dim);
+  check_running(running, k_moments.size(1), device_of(k_moments));
   change_running(running, decay,
                  [&](lln::RunningMoments& heads) { lln::update_moments(heads, moments.joined); });
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "lln_torch/models/heads.h"
+#include "lln_torch/parallel/pieces.h"
 #include "lln_torch/parallel/sum_over_ranks.h"
 
 namespace lln_torch {

@@ -232,15 +232,8 @@ CallOptions call_options(const AttentionCall& call) {
   throw lln::Error(lln::ErrorCode::invalid_argument, text);
 }
 
-std::string matching_of(const AttentionCall& call) {
-  if (call.matching != "auto") return call.matching;
-  return call.feature == "exp" ? "per_head" : "none";
-}
-
-}  // namespace
-
 // What the core cannot see: that a request leaves out what another part of it is for.
-void check_attention_call(const AttentionCall& call) {
+void check_call(const AttentionCall& call) {
   if (call.diag_block == 0) {
     const bool mix = call.mix.defined();
     if (mix || call.lln_weight.defined() || call.diag_weight.defined()) {
@@ -253,9 +246,16 @@ void check_attention_call(const AttentionCall& call) {
   }
 }
 
+}  // namespace
+
+std::string matching_of(const AttentionCall& call) {
+  if (call.matching != "auto") return call.matching;
+  return call.feature == "exp" ? "per_head" : "none";
+}
+
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const AttentionCall& call) {
-  check_attention_call(call);
+  check_call(call);
   CallOptions options = call_options(call);
   DifferentiableTensors x{prepared("q", q), prepared("k", k), prepared("v", v)};
   CallScales scales{.matching = matching_of(call), .query_mask = call.query_mask};

@@ -38,8 +38,8 @@ struct AttentionCall {
   at::Tensor cu_seqlens, cu_seqlens_k;
 };
 
-// Throws lln::Error where a call asks for parts that contradict each other.
-void check_attention_call(const AttentionCall& call);
+// The mode of matching that a call without alpha and beta has: auto by its feature.
+std::string matching_of(const AttentionCall& call);
 
 // q [batch, heads, tokens, dim], k and v [batch, heads_k, tokens_k, dim or dim_v] -> o [batch,
 // heads, tokens, dim_v] of the type of q and in its order in memory. Under autocast q, k and v are

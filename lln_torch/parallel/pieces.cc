@@ -134,6 +134,9 @@ Pieces::Pieces(const RankGroup& group, std::int64_t tokens, const PieceTokens& w
 Pieces::Pieces(const RankGroup& group, std::vector<std::int64_t> lengths, const PieceTokens& which,
                std::vector<std::int64_t> first_keys)
     : group_(&group), first_keys_(std::move(first_keys)) {
+  for (const std::int64_t length : lengths) {
+    if (length < 0) refuse_pieces(fmt::format("a piece has {} tokens", length));
+  }
   if (std::ssize(lengths) != group.size()) {
     refuse_pieces(fmt::format("{} lengths for {} ranks", lengths.size(), group.size()));
   }
@@ -165,7 +168,13 @@ void Pieces::take_tokens(const PieceTokens& which) {
       block_origins_ = origins;
     }
   }
-  if (which.key_lengths.defined()) key_lengths_ = own(which.key_lengths);
+  if (which.key_lengths.defined()) {
+    for (const std::int64_t length : to_vector(which.key_lengths)) {
+      if (length >= 0 && length <= whole_) continue;
+      refuse_pieces(fmt::format("key_lengths has {}: expected 0 to {}", length, whole_));
+    }
+    key_lengths_ = own(which.key_lengths);
+  }
   shares_ = group_->size() > 1;
   if (which.cu_seqlens.defined()) {
     borders_ = to_vector(which.cu_seqlens);
@@ -196,28 +205,30 @@ void Pieces::find_shared() {
   shared_ = to_tensor(shared, cu_seqlens_.device());
 }
 
+// Whether a piece may begin there.
+bool Pieces::may_cut(std::int64_t token, std::int64_t block) const {
+  if (token == 0 || token == whole_) return true;
+  const auto whole_blocks = [&](std::int64_t first) {
+    return token <= first || (token - first) % block == 0;
+  };
+  if (!borders_.empty()) {
+    return whole_blocks(*(std::upper_bound(borders_.begin(), borders_.end(), token) - 1));
+  }
+  if (first_keys_.empty()) return whole_blocks(0);
+  return std::all_of(first_keys_.begin(), first_keys_.end(), whole_blocks);
+}
+
 void Pieces::expect_whole_blocks(std::int64_t block) const {
   std::int64_t begin = 0;
   for (std::size_t rank = 0; rank < lengths_.size(); begin += lengths_[rank++]) {
-    if (begin == 0 || begin == whole_) continue;
-    const auto expect = [&](std::int64_t first, const std::string& of) {
-      const std::int64_t inside = begin > first ? (begin - first) % block : 0;
-      if (inside == 0) return;
-      refuse_pieces(fmt::format(
-          "the piece of rank {} begins at token {}, inside of a block of {} tokens{}: cut at token "
-          "{} or {}",
-          rank, begin, block, of, begin - inside, begin - inside + block));
-    };
-    if (!borders_.empty()) {
-      const auto after = std::upper_bound(borders_.begin(), borders_.end(), begin);
-      expect(*(after - 1), " of a packed sequence");
-    } else if (first_keys_.empty()) {
-      expect(0, "");
-    }
-    for (std::size_t row = 0; row < first_keys_.size(); ++row) {
-      expect(first_keys_[row],
-             fmt::format(", as those of row {} begin at token {}", row, first_keys_[row]));
-    }
+    if (may_cut(begin, block)) continue;
+    std::int64_t below = begin, above = begin;
+    while (!may_cut(below, block)) --below;
+    while (!may_cut(above, block)) ++above;
+    refuse_pieces(fmt::format(
+        "the piece of rank {} begins at token {} of {}, inside of a block of {} tokens: "
+        "the nearest places to cut are {} and {}",
+        rank, begin, whole_, block, below, above));
   }
 }
 

@@ -56,6 +56,7 @@ class Pieces {
   void place_lengths(std::vector<std::int64_t> lengths);
   void take_tokens(const PieceTokens& which);
   void find_shared();
+  bool may_cut(std::int64_t token, std::int64_t block) const;
 
   const RankGroup* group_;
   std::vector<std::int64_t> lengths_;  // of all ranks

@@ -37,13 +37,14 @@ RankGroup::Passed RankGroup::begin_pass(const at::Tensor& out, int to, const at:
   if (to < 0 && from < 0) return {};
   std::vector<at::Tensor> outs = {out}, ins = {in};
   // NCCL would otherwise wait for the one before it begins the other.
-  const bool together = backend_->supportsCoalescing() && device_.is_cuda();
+  const Backend& backend = backend_of(to >= 0 ? out : in);
+  const bool together = backend->supportsCoalescing();
   Passed passed;
   try {
-    if (together) backend_->startCoalescing();
-    if (from >= 0) passed.received = backend_->recv(ins, from, tag);
-    if (to >= 0) passed.sent = backend_->send(outs, to, tag);
-    if (together) passed = {nullptr, backend_->endCoalescing()};
+    if (together) backend->startCoalescing();
+    if (from >= 0) passed.received = backend->recv(ins, from, tag);
+    if (to >= 0) passed.sent = backend->send(outs, to, tag);
+    if (together) passed = {nullptr, backend->endCoalescing()};
   } catch (const std::exception& e) {
     fail(e);
   }

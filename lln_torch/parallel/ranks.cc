@@ -10,6 +10,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
+#include <cstdlib>
 #include <thread>
 
 #include "lln/error.h"
@@ -101,8 +103,19 @@ Met meet_all(const RankPlace& place, std::chrono::milliseconds timeout) {
 
 }  // namespace
 
+void end_process(const std::string& lost) {
+  fmt::print(stderr, "{}\n", lost);
+  std::fflush(nullptr);
+  std::_Exit(1);
+}
+
 Ranks::Ranks(const RankPlace& place, const RanksOptions& options)
     : place_(place), options_(options) {
+  if (place.size < 1 || place.rank < 0 || place.rank >= place.size) {
+    throw lln::Error(lln::ErrorCode::invalid_argument,
+                     fmt::format("rank {} of {}: expected one from 0 to the number of ranks - 1",
+                                 place.rank, place.size));
+  }
   const std::chrono::milliseconds limit = options.timeout + kStoreSlack;
   auto meeting = run_apart([place, timeout = options.timeout] { return meet_all(place, timeout); });
   if (meeting.wait_for(limit) != std::future_status::ready) {
@@ -128,6 +141,11 @@ Ranks::~Ranks() {
 }
 
 RankGroup Ranks::group(const std::string& name, const c10::Device& device, int size) {
+  if (size < 1 || place_.size % size != 0) {
+    throw lln::Error(
+        lln::ErrorCode::invalid_argument,
+        fmt::format("groups of {} ranks: expected a divisor of {}", size, place_.size));
+  }
   const int number = place_.rank / size, rank = place_.rank % size;
   const auto add = [&](const auto& make, const char* kind) {
     const Store own = c10::make_intrusive<c10d::PrefixStore>(

@@ -27,11 +27,14 @@ struct RankPlace {
   std::string store_prefix = "lln";  // keys of this attempt of the job
 };
 
+void end_process(const std::string& lost);
+
 struct RanksOptions {
   // Ranks that are not there, that are silent, or that others wait for: for how long.
   std::chrono::milliseconds timeout{600'000};
   // See RankWatchOptions.
-  std::function<void(const std::string&)> lost = [](const std::string&) {};
+  // By default prints the text and ends the process with code 1.
+  std::function<void(const std::string&)> lost = end_process;
 };
 
 class Ranks {

@@ -16,18 +16,27 @@ namespace {
   throw lln::Error(lln::ErrorCode::invalid_argument, "attention over pieces: " + text);
 }
 
-void check_sequence_call(const at::Tensor& q, const at::Tensor& k, const AttentionCall& call,
-                         const Pieces& pieces) {
-  if (q.dim() != 4 || k.dim() != 4 || q.size(2) != pieces.tokens() ||
-      k.size(2) != pieces.tokens()) {
-    refuse_sequence_call(
-        fmt::format("q and k must be [batch, heads, tokens, dim] with the {} tokens of the piece",
-                    pieces.tokens()));
+// The rules of a call are those of attention over whole sequences, and so are the texts: it is
+// tried without tokens, before anything is exchanged.
+void check_sequence_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                         const AttentionCall& call, const Pieces& pieces) {
+  for (const at::Tensor* x : {&q, &k, &v}) {
+    if (x->defined() && x->dim() == 4 && x->size(2) == pieces.tokens()) continue;
+    refuse_sequence_call(fmt::format(
+        "q, k and v must be [batch, heads, tokens, dim] with the {} tokens of the piece",
+        pieces.tokens()));
   }
   for (const at::Tensor* x : {&call.key_mask, &call.key_lengths, &call.cu_seqlens,
                               &call.cu_seqlens_k, &call.query_mask}) {
     if (x->defined()) refuse_sequence_call("which tokens count is said by Pieces, not by the call");
   }
+  const at::NoGradGuard no_graph;
+  AttentionCall tried = call;
+  for (at::Tensor* x : {&tried.mix, &tried.lln_weight, &tried.diag_weight}) {
+    if (x->defined() && x->dim() == 3 && x->size(2) == pieces.tokens()) *x = x->narrow(2, 0, 0);
+  }
+  if (pieces.cu_seqlens().defined()) tried.cu_seqlens = at::zeros_like(pieces.cu_seqlens());
+  attention(q.narrow(2, 0, 0), k.narrow(2, 0, 0), v.narrow(2, 0, 0), tried);
 }
 
 at::Tensor piece_argument(const char* name, const at::Tensor& x) {
@@ -40,11 +49,9 @@ at::ScalarType type_beside(const at::Tensor& q) {
 }
 
 // A scale as [1 or S, heads].
-at::Tensor scale_of_heads(const at::Tensor& q, const at::Tensor& given,
-                          const std::optional<double>& number, std::int64_t heads) {
-  if (!given.defined()) {
-    return at::full({1, heads}, *number, q.options().dtype(type_beside(q)));
-  }
+at::Tensor scale_of_heads(const at::Tensor& q, const at::Tensor& given, double number,
+                          std::int64_t heads) {
+  if (!given.defined()) return at::full({1, heads}, number, q.options().dtype(type_beside(q)));
   const at::Tensor scale = given.to(type_beside(q));
   return scale.dim() == 2 && scale.size(1) == heads
              ? scale
@@ -53,16 +60,12 @@ at::Tensor scale_of_heads(const at::Tensor& q, const at::Tensor& given,
 
 MatchedTensors scales_of_call(const at::Tensor& q, const at::Tensor& k, const AttentionCall& call,
                               const Pieces& pieces) {
-  const bool alpha = call.alpha.defined() || call.fixed_alpha;
-  const bool beta = call.beta.defined() || call.fixed_beta;
-  if (alpha != beta) refuse_sequence_call("of alpha and beta one is given: give both, or none");
-  if (alpha) {
-    return {scale_of_heads(q, call.alpha, call.fixed_alpha, q.size(1)),
-            scale_of_heads(q, call.beta, call.fixed_beta, k.size(1))};
+  const std::string mode = matching_of(call);
+  const bool given = call.alpha.defined() || call.fixed_alpha;
+  if (given || mode == "none") {
+    return {scale_of_heads(q, call.alpha, call.fixed_alpha.value_or(1), q.size(1)),
+            scale_of_heads(q, call.beta, call.fixed_beta.value_or(1), k.size(1))};
   }
-  const std::string mode = call.matching != "auto" ? call.matching
-                           : call.feature == "exp" ? "per_head"
-                                                   : "none";
   const PieceMoments moments = join_moments(q, k, pieces);
   return match_joined(moments.q, moments.k, q, mode, call.causal, call.feature);
 }
@@ -117,8 +120,7 @@ PieceMoments join_moments(const at::Tensor& q, const at::Tensor& k, const Pieces
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const AttentionCall& call, const Pieces& pieces) {
-  check_attention_call(call);
-  check_sequence_call(q, k, call, pieces);
+  check_sequence_call(q, k, v, call, pieces);
   if (call.diag_block > 0) pieces.expect_whole_blocks(call.diag_block);
   const at::Tensor rows = piece_argument("q", q), keys = piece_argument("k", k),
                    values = piece_argument("v", v);

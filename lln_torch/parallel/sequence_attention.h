@@ -16,6 +16,9 @@ namespace lln_torch {
 // tokens count is said by `pieces`: masks, lengths and cu_seqlens of the call must not be given.
 // mix and weights per token are those of the piece. Blocks of Diag may not be cut by a border.
 //
+// Batch, heads and channels must be the same on all ranks: c10d ends the process where sizes of an
+// exchange differ.
+//
 // Gradients of alpha, beta, mix and weights are this rank's part of them, as those of all
 // parameters of a model whose tokens are spread: the sum over ranks is the gradient. Every rank has
 // to run its backward pass.

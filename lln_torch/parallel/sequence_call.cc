@@ -70,6 +70,12 @@ TensorState new_state(const at::Tensor& k, const at::Tensor& v, const Pieces& pi
           at::empty({sequences, k.size(1), k.size(3), v.size(3)}, options)};
 }
 
+at::Tensor rows_like(const at::Tensor& q, const at::Tensor& v) {
+  const std::int64_t batch = q.size(0), heads = q.size(1), tokens = q.size(2), dim = v.size(3);
+  if (q.stride(1) >= q.stride(2)) return at::empty({batch, heads, tokens, dim}, q.options());
+  return at::empty({batch, tokens, heads, dim}, q.options()).transpose(1, 2);
+}
+
 PieceCall keys_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                     const at::Tensor& alpha, const at::Tensor& beta, const SequenceCall& call,
                     const HeadPart& part) {

@@ -49,6 +49,9 @@ TensorState join_states(const std::vector<TensorState>& parts);
 // Empty memory for a state of the heads of k, [S, heads_k, ...].
 TensorState new_state(const at::Tensor& k, const at::Tensor& v, const Pieces& pieces);
 
+// Empty memory for rows of v, in the order of q in memory.
+at::Tensor rows_like(const at::Tensor& q, const at::Tensor& v);
+
 // The keys of a part alone, and its rows alone: LLN, not causal.
 PieceCall keys_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                     const at::Tensor& alpha, const at::Tensor& beta, const SequenceCall& call,

@@ -61,8 +61,7 @@ struct CausalFunction : torch::autograd::Function<CausalFunction> {
       own.push_back(state_of_keys(keys_call(q, k, v, alpha, beta, call, part), call.pieces));
       scans.emplace_back(call.pieces, own.back(), part.number);
     }
-    const at::Tensor o =
-        at::empty({q.size(0), q.size(2), q.size(1), v.size(3)}, q.options()).transpose(1, 2);
+    const at::Tensor o = rows_like(q, v);
     for (const HeadPart& part : parts) {
       before.push_back(scans[static_cast<std::size_t>(part.number)].finish());
       piece_forward(causal_call(x, call, part), before.back(), part.of_rows(o), {});
@@ -90,7 +89,7 @@ struct CausalFunction : torch::autograd::Function<CausalFunction> {
     for (const HeadPart& part : parts) {
       const TensorState dstate =
           scans[static_cast<std::size_t>(part.number)].finish(state_part(part, owned));
-      if (call.pieces.shares()) add_later_rows(part, x, dstate, call, gradients);
+      if (dstate.defined()) add_later_rows(part, x, dstate, call, gradients);
     }
     variable_list all(gradients);
     all.emplace_back();  // of the call, which is no tensor

@@ -28,12 +28,6 @@ PieceCall diag_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
   return made;
 }
 
-at::Tensor rows_like(const at::Tensor& q, const at::Tensor& v) {
-  return v.size(3) == q.size(3)
-             ? at::empty_like(q)
-             : at::empty({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options());
-}
-
 PieceGradients diag_gradients(const at::Tensor& g, const at::Tensor& q, const at::Tensor& k,
                               const at::Tensor& v, const SequenceCall& call) {
   PieceGradients gradients;

@@ -163,8 +163,7 @@ void GradientScan::begin_round() {
 }
 
 TensorState GradientScan::finish(const TensorState& own) {
-  TensorState gradient{at::zeros_like(own.lse), at::zeros_like(own.values)};
-  if (!pieces_.shares()) return gradient;
+  if (!pieces_.shares()) return {};
   const RankGroup& group = pieces_.group();
   while (distance_ < group.size()) {
     group.wait(passed_);
@@ -175,14 +174,14 @@ TensorState GradientScan::finish(const TensorState& own) {
     distance_ *= 2;
     begin_round();
   }
-  if (!after_.defined()) return gradient;
+  if (!after_.defined()) return {};
   const at::Tensor shrink = share_of_mass(column(picked(pieces_, own.lse)), c_of(after_));
   const at::Tensor form =
       at::where(shrink > 0, shrink * form_of(after_), at::zeros({}, after_.options()));
   const at::Tensor t = form.narrow(3, 0, 1), g = form.narrow(3, 1, dim_v_);
   const at::Tensor dc = (picked(pieces_, own.values) * g).sum(3, /*keepdim=*/true) - t;
-  return {put_back(pieces_, gradient.lse, row(dc)),
-          put_back(pieces_, gradient.values, g.contiguous())};
+  return {put_back(pieces_, at::zeros_like(own.lse), row(dc)),
+          put_back(pieces_, at::zeros_like(own.values), g.contiguous())};
 }
 
 }  // namespace lln_torch

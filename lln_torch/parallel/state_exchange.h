@@ -71,7 +71,7 @@ class GradientScan {
  public:
   GradientScan(const Pieces& pieces, const TensorState& before, const TensorState& dbefore,
                int tag);
-  // dL/d of the state of this rank's own keys.
+  // dL/d of the state of this rank's own keys; not defined where no rows are after it.
   TensorState finish(const TensorState& own);
 
  private:

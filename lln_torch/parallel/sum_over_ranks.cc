@@ -5,6 +5,8 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "lln/error.h"
+
 namespace lln_torch {
 namespace {
 
@@ -22,6 +24,10 @@ struct RankSum : torch::autograd::Function<RankSum> {
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  const torch::autograd::variable_list& g) {
+    if (at::GradMode::is_enabled()) {
+      throw lln::Error(lln::ErrorCode::unsupported,
+                       "gradients of gradients of a sum over ranks are not available");
+    }
     const auto* const group = reinterpret_cast<const RankGroup*>(ctx->saved_data["group"].toInt());
     return {summed(g[0], *group), {}};
   }

@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "lln_torch/parallel/pieces.h"
+#include "lln_torch/parallel/rank_group.h"
 
 namespace lln_torch {
 

@@ -63,14 +63,14 @@ ModelOutput run_batch(Model& model, const Batch& batch, const torch::Device& dev
   return output;
 }
 
-// All ranks go on, or none.
+// All ranks go on, or none: one that has a signal ends it.
 bool is_interrupted(const EvaluationOptions& options) {
   const bool here = options.interrupted();
   if (options.cut == nullptr) return here;
   const RankGroup& group = options.cut->group();
   const Tensor flag =
       at::full({1}, here ? 1 : 0, at::TensorOptions(at::kInt).device(group.device()));
-  group.broadcast(flag, 0);
+  group.wait(group.begin_max(flag));
   return flag.item<int>() != 0;
 }
 

@@ -20,8 +20,7 @@ struct EvaluationOptions {
   bool bf16 = false;
   std::int64_t step = 0;  // of the training that the model is at
   std::function<bool()> interrupted = [] { return false; };
-  // Tokens of rows are spread over its ranks, which all evaluate; what the first of them says of
-  // `interrupted` counts.
+  // Tokens of rows are spread over its ranks, which all evaluate until one is interrupted.
   const SequenceCut* cut = nullptr;
 };
 

@@ -1,7 +1,7 @@
 // One update of a model: forward, backward, clipping and optimiser over the parts of a batch, of
-// which other ranks may have some. Whether a
-// loss or gradient was finite is kept on the device and looked at when the caller asks, so that a
-// step never waits for one; an update that is not finite, and all after it, changes nothing.
+// which other ranks may have some. Whether a loss or gradient was finite is kept on the device and
+// looked at when the caller asks, so that a step never waits for one; an update that is not finite,
+// and all after it, changes nothing.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

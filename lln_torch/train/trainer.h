@@ -26,8 +26,8 @@ struct TrainJob {
   torch::Device device = torch::kCPU;
   CheckpointFiles& files;
   const StopSignals* signals = nullptr;
-  // Each rank trains on its rows of every batch. Rank 0 alone evaluates, logs, saves and has
-  // events; a signal to one rank ends all at the same step.
+  // Each rank trains on its rows of every batch. Rank 0 alone logs, saves and has events, and it
+  // evaluates, with those that have the same rows; a signal to one rank ends all at the same step.
   const RankGroup* group = nullptr;
   // Of these, the ranks that have the same rows, each some of their tokens: as many in every such
   // group, one after the other. Null: each rank has whole rows.

@@ -56,14 +56,16 @@ class Sequence(Ranks):
         self.use(MASKED)
         self.assert_same((*SGD, "attention.matching=per_head", "model.positions=rotary"), (2, 2))
 
-    def test_rows_with_padding(self):
+    def check_padded_rows(self, pooling):
         self.use(LISTOPS)
-        for pooling in ("mean", "cls"):
-            with self.subTest(pooling):
-                self.setUp()
-                self.use(LISTOPS)
-                self.assert_same((*SGD, "attention.matching=ema", f"model.pooling={pooling}",
-                                  "train.accumulate=2"), (2, 2))
+        self.assert_same((*SGD, "attention.matching=ema", f"model.pooling={pooling}",
+                          "train.accumulate=2"), (2, 2))
+
+    def test_mean_of_rows_with_padding(self):
+        self.check_padded_rows("mean")
+
+    def test_first_token_of_rows_with_padding(self):
+        self.check_padded_rows("cls")
 
     def test_resumed_by_one(self):
         values = (*SGD, "train.steps=200", "train.log_every=1")
@@ -75,14 +77,21 @@ class Sequence(Ranks):
         lln("train", "--resume", "--run", self.path("run"))
         self.assert_same_weights("one", "run", 200, 1e-4)
 
-    def test_a_killed_rank_ends_all(self):
-        job = self.job(2, "run", ["train.steps=100000"], timeout=6,
-                       more={r: ("--sequence-ranks", "2") for r in range(2)})
-        self.wait_for_step("run", 10)
-        job.processes[1].kill()
-        job.end(limit=60)
-        self.assertEqual(job.codes[0], 8, job.errors)
-        self.assertRegex(job.errors[0], r"\brank 1\b")
+    def test_a_killed_rank_ends_all_and_the_run_goes_on(self):
+        values = ("train.steps=300", "train.log_every=1")
+        spread = {r: ("--sequence-ranks", "2") for r in range(2)}
+        self.train(2, "whole", values, more=spread)
+        for victim, step in ((1, 10), (0, 40)):
+            job = Job(2, [self.config, "--resume", "--run", self.path("run"), *settings(values)],
+                      timeout=6, more=spread)
+            self.wait_for_step("run", step)
+            job.processes[victim].kill()
+            job.end(limit=60)
+            self.assertEqual(job.codes[1 - victim], 8, job.errors)
+            self.assertRegex(job.errors[1 - victim], rf"\brank {victim}\b")
+        done = Job(2, ["--resume", "--run", self.path("run")], more=spread).end()
+        self.assertEqual(done.codes, [0, 0], done.errors)
+        self.assert_same_run("whole", "run", 300)
 
     def test_refusals(self):
         def refused(ranks, together, values, text, codes):

@@ -304,6 +304,41 @@ TEST(SequenceAttention, PackedBlocksAreThoseOfTheirSequence) {
   }
 }
 
+// Against the same in f32, within the rounding of the type.
+TEST(SequenceAttention, TakesHalfTypesAndAnyLayout) {
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    for (const bool causal : {false, true}) {
+      on_threads(2, [&](const RankGroup& group) {
+        at::Generator generator = at::detail::createCPUGenerator(7);
+        // [batch, tokens, heads, dim] in memory, as projections give it; the rank's half of it.
+        const at::Tensor all = at::randn({1, 32, 2, 16}, generator).to(type).transpose(1, 2);
+        const Pieces pieces(group, 16);
+        const at::Tensor own = all.narrow(2, pieces.offset(), 16);
+        const AttentionCall call{
+            .diag_block = 8, .causal = causal, .fixed_alpha = 1, .fixed_beta = 1};
+        const at::Tensor x = own.detach().requires_grad_();
+        const at::Tensor o = attention(x, x, x, call, pieces);
+        EXPECT_EQ(o.scalar_type(), type);
+        EXPECT_LT(o.stride(1), o.stride(2)) << "the order of q";
+        o.sum().backward({}, /*retain_graph=*/true);
+        const at::Tensor once = x.grad().clone();
+        o.sum().backward();
+        EXPECT_TRUE(x.grad().allclose(2 * once, 1e-2, 1e-2)) << "twice the gradient";
+        {
+          const at::NoGradGuard no_graph;
+          EXPECT_TRUE(attention(x, x, x, call, pieces).equal(o));
+        }
+        const at::Tensor whole = all.to(at::kFloat).detach().requires_grad_();
+        const at::Tensor expected = attention(whole, whole, whole, call);
+        expected.sum().backward();
+        const auto half = [&](const at::Tensor& y) { return y.narrow(2, pieces.offset(), 16); };
+        EXPECT_TRUE(o.to(at::kFloat).allclose(half(expected), 2e-2, 2e-2));
+        EXPECT_TRUE(once.to(at::kFloat).allclose(half(whole.grad()), 5e-2, 5e-2));
+      });
+    }
+  }
+}
+
 TEST(SequenceAttention, IsTheSameFromRunToRun) {
   for (const bool causal : {false, true}) {
     const Case c{"again", {9, 0, 24}, {.causal = causal}};
@@ -375,7 +410,15 @@ TEST(SequenceAttention, OnlySequencesThatCrossABorderTravel) {
     c.batch = 1;
     for (const Traffic& t : run_cut(Whole(c)).traffic) EXPECT_EQ(t.reduced + t.sent, 0);
     c.lengths = {3, 20, 10};  // at 23, inside of one
-    for (const Traffic& t : run_cut(Whole(c)).traffic) EXPECT_GT(t.reduced + t.sent, 0);
+    const std::int64_t state = c.heads_k * (c.dim + c.dim * c.dim_v), c_alone = c.heads_k * c.dim;
+    std::int64_t reduced = 0, sent = 0;
+    for (const Traffic& t : run_cut(Whole(c)).traffic) {
+      reduced += t.reduced;
+      sent += t.sent;
+    }
+    // Of one sequence, in f64; the scans of three ranks have three messages there and three back.
+    EXPECT_EQ(reduced, causal ? 0 : 8 * 3 * (c_alone + 2 * state));
+    EXPECT_EQ(sent, causal ? 8 * 3 * (state + state + c_alone) : 0);
   }
 }
 
@@ -390,10 +433,16 @@ TEST(SequenceAttention, RefusesBlocksThatABorderCuts) {
       lln::test::expect_error([&] { run_piece(whole, group); }, texts);
     });
   };
-  expect({16, 10, 10}, "all",
-         {"the piece of rank 2 begins at token 26, inside of a block of 8 tokens: cut at token 24 "
-          "or 32"});
-  expect({20, 16}, "packed", {"rank 1 begins at token 20", "of a packed sequence"});
+  expect(
+      {16, 10, 10}, "all",
+      {"the piece of rank 2 begins at token 26 of 36, inside of a block of 8 tokens: the nearest "
+       "places to cut are 24 and 32"});
+  expect({30, 5}, "all", {"begins at token 30 of 35", "are 24 and 32"});
+  expect({34, 1}, "all", {"are 32 and 35"});
+  // Sequences begin at 0, 3 and 18.
+  expect({13, 23}, "packed", {"begins at token 13 of 36", "are 11 and 18"});
+  // The rows begin at 4 and 12: blocks of both end at 20, of one at 12.
+  expect({17, 19}, "holes", {"begins at token 17 of 36", "are 12 and 20"});
 }
 
 TEST(SequenceAttention, NamesWhatIsWrong) {
@@ -411,8 +460,18 @@ TEST(SequenceAttention, NamesWhatIsWrong) {
         },
         "which tokens count is said by Pieces");
     expect([&] { attention(x, x, x, {.causal = true}, pieces); }, "reads the whole sequence");
-    expect([&] { attention(x, x, x, {.fixed_alpha = 1}, pieces); },
-           "of alpha and beta one is given");
+    // As attention over the whole says it.
+    expect([&] { attention(x, x, x, {.fixed_alpha = 1}, pieces); }, "beta is not given");
+    const at::Tensor three = at::randn({1, 3, 4, 8}), four = at::randn({1, 4, 4, 8});
+    expect([&] { attention(three, x, x, {}, pieces); }, "heads");
+    expect([&] { attention(x, x, four, {}, pieces); }, "v has shape");
+    expect([&] { attention(x, x, x, {.diag_block = -4}, pieces); }, "block");
+    expect([&] { attention(x, x, x, {.diag_block = 4, .mix = at::rand({3})}, pieces); }, "mix");
+    expect([&] { attention(x, x, x, {.diag_block = 4, .diag_weight = at::rand({2})}, pieces); },
+           "lln_weight");
+    const at::Tensor beyond = at::full({1}, 9, at::kLong);
+    expect([&] { Pieces(group, 4, {.key_lengths = beyond}); },
+           "key_lengths has 9: expected 0 to 8");
     const bool first = group.first();
     const at::Tensor mask = at::ones({1, first ? 3 : 4}, at::kBool);
     expect([&] { Pieces(group, 4, {.key_mask = mask}); },
