@@ -58,11 +58,18 @@ std::string own_name() {
   return fmt::format("pid {} on {}", ::getpid(), host.data());
 }
 
+std::vector<std::string> keys_of_ranks(const std::string& what, int size) {
+  std::vector<std::string> keys(static_cast<std::size_t>(size));
+  for (std::size_t rank = 0; rank < keys.size(); ++rank) {
+    keys[rank] = fmt::format("{}/{}", what, rank);
+  }
+  return keys;
+}
+
 // What each rank is called; throws where one does not come in time, of which `left` is left.
 std::vector<std::string> meet(c10d::Store& store, const RankPlace& place,
                               std::chrono::milliseconds timeout, std::chrono::milliseconds left) {
-  std::vector<std::string> keys;
-  for (int rank = 0; rank < place.size; ++rank) keys.push_back(fmt::format("here/{}", rank));
+  const std::vector<std::string> keys = keys_of_ranks("here", place.size);
   store.set(keys[static_cast<std::size_t>(place.rank)], own_name());
   try {
     store.wait(keys, std::max(left, kLeastWait));
@@ -179,10 +186,7 @@ void Ranks::wait_for(const std::string& key) {
 
 std::vector<std::string> Ranks::gather(const std::string& name, const std::string& text) {
   const std::string all_there = "text/" + name;
-  std::vector<std::string> keys;
-  for (int rank = 0; rank < place_.size; ++rank) {
-    keys.push_back(fmt::format("text/{}/{}", name, rank));
-  }
+  const std::vector<std::string> keys = keys_of_ranks(all_there, place_.size);
   try {
     store_->set(keys[static_cast<std::size_t>(place_.rank)], text);
     // One looks for all, and all others for one.

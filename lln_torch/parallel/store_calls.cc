@@ -13,11 +13,12 @@ std::string sign_key(int rank) { return fmt::format("sign/{}", rank); }
 
 std::vector<std::string> read_signs(c10d::Store& store, const std::vector<int>& ranks) {
   if (ranks.empty()) return {};
-  std::vector<std::string> keys;
+  std::vector<std::string> keys, signs;
+  keys.reserve(ranks.size());
   for (const int rank : ranks) keys.push_back(sign_key(rank));
   if (store.check(keys)) return stored_texts(store, keys);
   // When a job starts: to ask for a key that is missing would be to wait for it.
-  std::vector<std::string> signs;
+  signs.reserve(ranks.size());
   for (const std::string& key : keys) {
     signs.push_back(store.check({key}) ? store.get_to_str(key) : std::string());
   }

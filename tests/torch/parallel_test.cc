@@ -7,10 +7,7 @@
 #include <torch/nn/module.h>
 
 #include <atomic>
-#include <functional>
-#include <limits>
 #include <memory>
-#include <thread>
 #include <vector>
 
 #include "expect_error.h"
@@ -21,13 +18,13 @@
 #include "lln_torch/train/rank_state.h"
 #include "lln_torch/train/train_step.h"
 #include "lln_torch/train/trainer.h"
-#include "rank_threads.h"
 #include "small_models.h"
+#include "thread_ranks.h"
 
 namespace lln_torch {
 namespace {
 
-using std::chrono::milliseconds;
+using test::on_watched_threads;
 using testing::HasSubstr;
 
 // A weight that is used twice, one that is used once, and one that is not.
@@ -64,7 +61,7 @@ TEST(GradientExchange, IsTheWeightedMeanOverRanks) {
     std::vector<at::Tensor> found(3);
     std::vector<double> losses(3), stops(3);
     std::atomic<std::int64_t> buckets = 0;
-    on_ranks(3, [&](const RankGroup& group) {
+    on_watched_threads(3, [&](const RankGroup& group) {
       const auto rank = static_cast<std::size_t>(group.rank());
       ThreeWeights model(at::kDouble);
       Optimizer optimizer(model, {});
@@ -99,7 +96,7 @@ TEST(GradientExchange, IsTheWeightedMeanOverRanks) {
 }
 
 TEST(GradientExchange, PassesAfterItsEndSendNothing) {
-  on_ranks(1, [](const RankGroup& group) {
+  on_watched_threads(1, [](const RankGroup& group) {
     ThreeWeights model;
     Optimizer optimizer(model, {});
     {
@@ -131,7 +128,7 @@ TEST(RankShare, EveryRowOnce) {
 }
 
 TEST(RankState, IsThatOfTheFirst) {
-  on_ranks(2, [](const RankGroup& group) {
+  on_watched_threads(2, [](const RankGroup& group) {
     RunState state;
     state.seed = 7;
     if (group.first()) {
@@ -160,7 +157,7 @@ TEST(RankState, IsThatOfTheFirst) {
 }
 
 TEST(RankState, AllRanksHearWhoseWeightsDiffer) {
-  on_ranks(4, [](const RankGroup& group) {
+  on_watched_threads(4, [](const RankGroup& group) {
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kDouble, at::kBool}) {
       const at::Tensor own = at::ones({3, 2}, type);
       const NamedTensors tensors = {{"other", at::ones({2})}, {"own", own.t()}};
@@ -221,7 +218,7 @@ TEST(TrainStep, PartsWithoutPredictionsCountForNothing) {
   TrainStep step(*alone, optimizer, {}, torch::kCPU);
   for (int i = 0; i < 3; ++i) step.run(parts, i, 0.1);
   const StepSums expected = step.take();
-  on_ranks(2, [&](const RankGroup& group) {
+  on_watched_threads(2, [&](const RankGroup& group) {
     const auto model = word_model("learned");
     Optimizer own(*model, sgd);
     // Buckets of every size: all are sent, also after a part that gives them nothing.
@@ -236,7 +233,7 @@ TEST(TrainStep, PartsWithoutPredictionsCountForNothing) {
 }
 
 TEST(TrainStep, PartsWithoutPredictionsAreSeenByRunningMoments) {
-  on_ranks(2, [](const RankGroup& group) {
+  on_watched_threads(2, [](const RankGroup& group) {
     const auto model = word_model("ema");
     Optimizer optimizer(*model, {});
     GradientExchange exchange(group, optimizer.parameters());
@@ -305,7 +302,7 @@ TEST(RankTraining, WeightsThatBecomeDifferentAreNotSaved) {
   const lln::io::ScratchFolder scratch;
   const RunFolder run(scratch.file("run"));
   run.make();
-  on_ranks(2, [&](const RankGroup& group) {
+  on_watched_threads(2, [&](const RankGroup& group) {
     OneNumber model;
     if (group.rank() == 1) model.changed_step = 12;
     const Scores source;
@@ -335,7 +332,7 @@ TEST(RankTraining, OtherDataHaveAnotherFingerprint) {
   const std::string own = data_fingerprint(Scores(), 8);
   EXPECT_EQ(own, data_fingerprint(Scores(), 8));
   EXPECT_NE(own, data_fingerprint(Scores(2), 8));
-  EXPECT_THAT(own, testing::HasSubstr("70 rows for training and 4 for validation"));
+  EXPECT_THAT(own, HasSubstr("70 rows for training and 4 for validation"));
 }
 
 }  // namespace

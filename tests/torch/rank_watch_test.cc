@@ -9,16 +9,15 @@
 #include <memory>
 #include <thread>
 
-#include "rank_threads.h"
+#include "thread_ranks.h"
 
 namespace lln_torch {
 namespace {
 
 using std::chrono::milliseconds;
+using test::kLong;
+using test::watch_options;
 using testing::HasSubstr;
-
-// Longer than anything here takes on a busy machine.
-constexpr milliseconds kLong{60'000};
 
 // Waits for what the watch says, some seconds at most.
 std::string fault_of(const RankWatch& watch) {

@@ -180,11 +180,11 @@ class Lost(Ranks):
 
     def test_a_job_that_was_suspended_goes_on(self):
         self.train(2, "whole")
-        job = self.job(2, "run", timeout=2)
+        job = self.job(2, "run", timeout=TIMEOUT)
         self.wait_for_step("run", 10)
         for process in job.processes:
             process.send_signal(signal.SIGSTOP)
-        time.sleep(4)
+        time.sleep(TIMEOUT + 2)
         # Rank 0 is awake first, and finds an old sign of rank 1.
         for process in job.processes:
             process.send_signal(signal.SIGCONT)

@@ -1,20 +1,26 @@
-// Ranks as threads of one process, with Gloo between them, and a backend that counts what it is
-// given.
+// Ranks as threads of one process, with Gloo between them: with a watch, or with a backend that
+// counts what it is given.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <chrono>
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "lln_torch/parallel/rank_group.h"
 
 namespace lln_torch::test {
+
+// Longer than anything takes on a busy machine.
+constexpr std::chrono::milliseconds kLong{60'000};
 
 // What one rank gave to exchanges, in bytes and messages.
 struct Traffic {
@@ -72,10 +78,10 @@ inline std::vector<Traffic> on_threads(int size,
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        const RankGroup group(c10::make_intrusive<CountingBackend>(
-                                  make_gloo(store, rank, size, std::chrono::milliseconds(60'000)),
-                                  traffic[static_cast<std::size_t>(rank)]),
-                              at::kCPU);
+        const RankGroup group(
+            c10::make_intrusive<CountingBackend>(make_gloo(store, rank, size, kLong),
+                                                 traffic[static_cast<std::size_t>(rank)]),
+            at::kCPU);
         work(group);
       } catch (...) {
         const std::lock_guard lock(mutex);
@@ -86,6 +92,33 @@ inline std::vector<Traffic> on_threads(int size,
   for (std::thread& thread : threads) thread.join();
   if (failed) std::rethrow_exception(failed);
   return traffic;
+}
+
+inline RankWatchOptions watch_options(int rank, int size, std::chrono::milliseconds timeout) {
+  RankWatchOptions options;
+  options.rank = rank;
+  options.size = size;
+  options.timeout = timeout;
+  for (int i = 0; i < size; ++i) options.names.push_back("thread " + std::to_string(i));
+  return options;
+}
+
+// `work` on each rank, with a watch.
+inline void on_watched_threads(int size, const std::function<void(const RankGroup&)>& work) {
+  const Store store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      RankWatch watch(c10::make_intrusive<c10d::PrefixStore>("watch", store),
+                      watch_options(rank, size, kLong));
+      const RankGroup group(
+          make_gloo(c10::make_intrusive<c10d::PrefixStore>("gloo", store), rank, size, kLong),
+          at::kCPU, &watch);
+      work(group);
+      watch.leave();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace lln_torch::test
