@@ -186,6 +186,7 @@ def features(group: Group) -> None:
     for causal, feature in itertools.product((False, True), ("elu", "relu", "softplus", "power2")):
         both_types(group, causal=causal, feature=feature)
         both_types(group, causal=causal, feature=feature, scales=False)
+        both_types(group, causal=causal, feature=feature, diag_block=16, cuts=BLOCK_CUTS)
 
 
 def masks(group: Group) -> None:

@@ -178,7 +178,7 @@ def _add(x: Inputs, to: Inputs, names: tuple[str, ...]) -> None:
 
 
 def _blocks_alone(calls: Calls) -> Calls:
-    return replace(calls, kind=calls.kind.removeprefix("lln+"))
+    return replace(calls, kind=calls.kind.removeprefix("lln+"), feature="exp")
 
 
 def _without_scales(x: Inputs) -> Inputs:
