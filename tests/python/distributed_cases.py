@@ -257,6 +257,28 @@ def large_keys(group: Group) -> None:
             expect_uncut(problem, group, tolerance, least=1)
 
 
+def keys_far_away(group: Group) -> None:
+    """Where all keys are 200 larger in exponent, and values have a mean, f32 is near f64.
+
+    c is then about 200, where f32 numbers are 1.5e-5 apart. Where merged means of values are
+    off by as much, dq is off by more, as a difference of them.
+    """
+    cuts = {1: (97,), 2: (48, 49), 3: (33, 32, 32), 4: (25, 24, 24, 24)}
+    for causal in (False, True):
+        short = make(torch.float32, causal=causal, batch=1, heads_k=1, cuts=cuts)
+        for scale in ("alpha", "beta"):
+            short.leaves[scale].fill_(1)
+        short.leaves["k"] += 200
+        short.leaves["v"] += 3
+        found = run_piece(short, group, pieces_of(short, group))
+        wide = {name: x.double() for name, x in short.leaves.items()}
+        exact = run(lln_attention.attention, wide, short.g.double(), short.options)
+        for name in "oqkv":
+            expected = piece_of(name, exact[name], tokens_of(short, group))
+            error = (found[name] - expected).abs().max() / exact[name].abs().max()
+            assert error <= 2.5e-5, (causal, name, error)
+
+
 def matching(group: Group) -> None:
     mask = torch.ones(BATCH, TOKENS, dtype=torch.bool)
     mask[0, 80:] = False

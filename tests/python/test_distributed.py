@@ -37,6 +37,7 @@ CASES = {
         distributed_cases.packed,
         distributed_cases.packed_with_blocks,
         distributed_cases.large_keys,
+        distributed_cases.keys_far_away,
         distributed_cases.matching,
         distributed_cases.short_types,
         distributed_rules.bytes_moved,

@@ -48,13 +48,23 @@ def share(part: Tensor, whole: Tensor) -> Tensor:
 
 def merge(a: Tensor, b: Tensor) -> Tensor:
     """The state of the union of two sets of keys, as messages."""
-    lse = torch.logaddexp(a[..., :1], b[..., :1])
-    values = share(a[..., :1], lse) * a[..., 1:] + share(b[..., :1], lse) * b[..., 1:]
-    return torch.cat((lse, values), -1)
+    largest = torch.maximum(a[..., :1], b[..., :1])
+    of_a, of_b = share(a[..., :1], largest), share(b[..., :1], largest)
+    return _state_of_sums(largest, of_a + of_b, of_a * a[..., 1:] + of_b * b[..., 1:])
+
+
+def _state_of_sums(largest: Tensor, mass: Tensor, sums: Tensor) -> Tensor:
+    """The message of a state from sums over keys of phi and of phi v, relative to exp(largest).
+
+    Means are divided by the mass, not by the exponential of its rounded logarithm, whose error
+    grows with c. Without keys the sums are 0, and the largest c is -inf.
+    """
+    return torch.cat((largest + torch.log(mass), sums / mass.masked_fill(mass == 0, 1)), -1)
 
 
 def part_gradient(part: State, whole: State, gradient: State) -> State:
     """What the gradient of a merged state sends to one of its parts."""
+    # Of the rounded c: rows were read with it, so that its error cancels in the gradient.
     e = share(part.lse, whole.lse)
     inner = ((part.values - whole.values) * gradient.values).sum(-1)[:, :, None]
     return State(e * (gradient.lse + inner), e.mT * gradient.values)
@@ -137,11 +147,9 @@ class StateMerge:
         """The state of all keys."""
         if not self._pieces.exchanging:
             return self._own
-        total, values = self._sum.finish().split((1, self._own.values.shape[-1]), -1)
-        # Without keys the sums are 0, and the largest c is -inf.
-        values = values / total.masked_fill(total == 0, 1)
-        lse = self._largest + torch.log(total)
-        return self._own.replaced(self._pieces, torch.cat((lse, values), -1))
+        mass, sums = self._sum.finish().split((1, self._own.values.shape[-1]), -1)
+        message = _state_of_sums(self._largest, mass, sums)
+        return self._own.replaced(self._pieces, message)
 
 
 class Scan:
