@@ -163,7 +163,7 @@ def lln(group: Group) -> None:
 
 def weights(group: Group) -> None:
     """LLN+Diag with mix in all its shapes, and with two weights."""
-    shapes = ((), (1,), (HEADS,), (HEADS, DIM_V), (BATCH, HEADS, TOKENS))
+    shapes = ((), (1,), (1, 1), (HEADS,), (HEADS, 1), (HEADS, DIM_V), (BATCH, HEADS, TOKENS))
     for causal, dtype in itertools.product((False, True), (torch.float64, torch.float32)):
         blocks = {"causal": causal, "diag_block": 16, "cuts": BLOCK_CUTS}
         expect_uncut(make(dtype, **blocks, mix=0.3), group)

@@ -216,7 +216,7 @@ def _per_head(x: Inputs) -> Inputs:
         return (given if given.ndim == 2 else given.reshape(1, -1)).expand(-1, heads)
 
     def weight(given: Tensor | None) -> Tensor | None:
-        return given if given is None or given.ndim > 1 else given.expand(heads)
+        return given if given is None or given.ndim > 2 else given.expand(heads, *given.shape[1:])
 
     return x._replace(
         alpha=scale(x.alpha, heads), beta=scale(x.beta, heads_k),
