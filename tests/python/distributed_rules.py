@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -160,8 +161,33 @@ def cut_blocks(group: Group) -> None:
     mask[0, :3] = group.rank() > 0
     text = "20, inside of a block of 10 tokens, as those of row 0 begin at token 3: cut at token 13"
     expect_refused(group, text, lambda: call(10, key_mask=mask))
+    padded_rows(group)
     assert call(20).shape == q.shape
     assert call(64, cu_seqlens=torch.tensor([*range(0, whole, 20), whole])).shape == q.shape
+
+
+def padded_rows(group: Group) -> None:
+    """The borders that are named suit all rows, whose blocks begin at tokens of their own."""
+    count, whole = group.size(), 20 * group.size() + 20
+
+    def check(lengths: list[int], first_keys: tuple[int, int]) -> None:
+        begin, tokens = sum(lengths[: group.rank()]), lengths[group.rank()]
+        mask = torch.arange(begin, begin + tokens) >= torch.tensor(first_keys)[:, None]
+        Pieces(group, tokens, key_mask=mask).check_blocks(10)
+
+    for first_keys, below, above in (
+        ((3, 13), 13, 23),
+        ((3, 23), 13, 23),
+        ((3, 10), 3, whole),  # none in between suits both
+        ((10, 7), 7, whole),
+        ((3, 21), 13, whole),
+        ((10, 17), 10, whole),
+    ):
+        text = f"20, inside of a block of 10 .*: cut at token {below} or {above}$"
+        lengths = [20] * (count - 1) + [40]
+        expect_refused(group, text, functools.partial(check, lengths, first_keys))
+        for cut in (below, above):
+            check([cut, whole - cut] + [0] * (count - 2), first_keys)
 
 
 def wrong_pieces(group: Group) -> None:

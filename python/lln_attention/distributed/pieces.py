@@ -149,14 +149,23 @@ class Pieces:
             return
         for rank, border in self._borders:
             for x in self._sequences_over(border):
-                inside = (border - x.origin) % block
-                if inside:
-                    below, above = border - inside, min(border - inside + block, x.end)
+                if (border - x.origin) % block:
+                    below, above = self._nearest_cuts(border, block, x)
                     raise ValueError(
                         f"the piece of rank {rank} begins at token {border}, inside of a block of "
                         f"{block} tokens{x.words}: cut at token {below} or {above}"
                     )
         self._checked_blocks.add(block)
+
+    def _nearest_cuts(self, border: int, block: int, x: _Blocks) -> tuple[int, int]:
+        """Where else a piece could begin that begins inside of a block of x: below and above."""
+        origin = min(self._first_keys, default=x.origin)
+        # Where a row begins whose blocks have other borders than those of the first, cuts end.
+        last = min((first for first in self._first_keys if (first - origin) % block), default=x.end)
+        inside = min(border, last)
+        below = inside - (inside - origin) % block
+        above = border - (border - origin) % block + block
+        return below, above if above <= last else x.end
 
     def _sequences_over(self, border: int) -> Iterator[_Blocks]:
         """The sequences with blocks on both sides of a border."""
