@@ -198,8 +198,16 @@ def wrong_pieces(group: Group) -> None:
     mask = torch.ones(2, 9 if here else 8, dtype=torch.bool)
     text = r"expected \[batch, 8\]" if here else f"the pieces of rank {group.size() - 1} are"
     expect_refused(group, text, lambda: Pieces(group, 8, key_mask=mask))
-    text = "tokens is -1" if here else "refused there"
-    expect_refused(group, text, lambda: Pieces(group, -1 if here else 8))
+    for wrong in (-1, 10.5, None):
+        text = f"tokens is {wrong}: expected an integer" if here else "refused there"
+        given = wrong if here else 8
+        expect_refused(group, text, lambda given=given: Pieces(group, given))
+    for name, wrong in (("key_mask", [[True] * 8]), ("key_lengths", 8), ("cu_seqlens", "08")):
+        text = f"{name} is of type {type(wrong).__name__}: expected a tensor"
+        given = {name: wrong} if here else {}
+        expect_refused(
+            group, text if here else "refused there", lambda given=given: Pieces(group, 8, **given)
+        )
     lengths = torch.tensor([3, 4])
     for wrong, text in (
         ({"key_lengths": lengths.float()}, "int32 or int64"),

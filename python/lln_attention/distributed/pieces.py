@@ -10,6 +10,7 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import accumulate
+from numbers import Integral
 from typing import NamedTuple
 
 import torch
@@ -264,13 +265,14 @@ def _exchange_device(group: dist.ProcessGroup | None) -> torch.device:
 def _fault(tokens: int, given: dict[str, Tensor | None]) -> str | None:
     """What is wrong with arguments as far as one process can tell."""
     names = [name for name, x in given.items() if x is not None]
-    if tokens < 0:
-        return f"tokens is {tokens}: expected 0 or more"
+    if not isinstance(tokens, Integral) or tokens < 0:
+        return f"tokens is {tokens!r}: expected an integer of 0 or more"
     if len(names) > 1:
         return f"{' and '.join(names)} are given: give one of them"
     for name in names:
         x = given[name]
-        assert x is not None
+        if not isinstance(x, Tensor):
+            return f"{name} is of type {type(x).__name__}: expected a tensor"
         shape = list(x.shape)
         if name == "key_mask":
             if x.ndim != 2 or shape[1] != tokens:
