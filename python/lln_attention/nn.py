@@ -147,7 +147,7 @@ class LLNAttention(nn.Module):
             assert o is not None
         else:
             masks = _Masks(key_mask=key_mask, key_lengths=key_lengths, query_mask=query_mask)
-            alpha, beta = self._scales(q, k, masks, context is not None, pieces)
+            alpha, beta = self._scales(q, k, masks, context is not None)
             options: dict[str, Any] = {
                 "causal": self.causal, "diag_block": self.diag_block, "mix": mix, "alpha": alpha,
                 "beta": beta, "matching": "auto" if alpha is not None else self.matching,
@@ -157,6 +157,9 @@ class LLNAttention(nn.Module):
                 o = attention(q, k, v, **options, **masks)
             else:
                 o = _distributed().attention(q, k, v, pieces, **options)
+            if self.training and self.matching == "ema":
+                # After the attention: a call that it refuses changes nothing.
+                self._update_running(q, k, masks, context is not None, pieces)
         return self.out_proj(o.transpose(1, 2).flatten(2))
 
     @torch.no_grad()
@@ -255,21 +258,24 @@ class LLNAttention(nn.Module):
         return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)
 
     def _scales(
-        self, q: Tensor, k: Tensor, masks: _Masks, cross: bool, pieces: Pieces | None
+        self, q: Tensor, k: Tensor, masks: _Masks, cross: bool
     ) -> tuple[Tensor | None, Tensor | None]:
         """alpha and beta, or none where the attention shall match them itself."""
         if self.matching == "frozen":
             return self.alpha, self.beta
         if self.matching == "ema":
-            scales = match(q, k, mode="ema", running=self.running, causal=self.causal)
-            if self.training and pieces is None:
-                update_moments(self.running, q, k, decay=self.ema_decay, cross=cross, **masks)
-            elif self.training:
-                _distributed().update_moments(self.running, q, k, pieces, decay=self.ema_decay)
-            return scales
+            return match(q, k, mode="ema", running=self.running, causal=self.causal)
         if cross and self.matching != "none":
             return match(q, k, mode=self.matching, cross=True, **masks)
         return None, None
+
+    def _update_running(
+        self, q: Tensor, k: Tensor, masks: _Masks, cross: bool, pieces: Pieces | None
+    ) -> None:
+        if pieces is None:
+            update_moments(self.running, q, k, decay=self.ema_decay, cross=cross, **masks)
+        else:
+            _distributed().update_moments(self.running, q, k, pieces, decay=self.ema_decay)
 
     def _ema_scales(self) -> tuple[Tensor, Tensor]:
         q = torch.zeros(1, self.num_heads, 1, self.head_dim, device=self.running.device)

@@ -24,7 +24,7 @@ import distributed_cases as cases
 import lln_attention
 from distributed_cases import BATCH, DIM, DIM_V, HEADS, HEADS_K, Group
 from lln_attention import LLNAttention, LLNPlusDiagAttention
-from lln_attention.distributed import Pieces, attention, calls, exchange
+from lln_attention.distributed import Pieces, attention, calls, exchange, update_moments
 
 
 @contextlib.contextmanager
@@ -341,6 +341,29 @@ def modules(group: Group) -> None:
             torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-5 * largest)
     with pytest.raises(ValueError, match="with pieces there is no"):
         LLNAttention(32, 4)(x[:, tokens], x[:, tokens], pieces=pieces)
+
+
+def moments_of_refused_calls(group: Group) -> None:
+    """Nothing travels, and running moments stay as they are."""
+    pieces = Pieces(group, 20)
+    layer = LLNPlusDiagAttention(32, 4, diag_block=16, causal=True)
+    running = torch.zeros(2, HEADS, 3, dtype=torch.float64)
+    x = torch.randn(1, HEADS, 20, DIM)
+    for text, call in (
+        ("has 19 tokens", lambda: layer(torch.randn(1, 19, 32), pieces=pieces)),
+        ("q has 19 tokens", lambda: update_moments(running, x[:, :, :19], x, pieces)),
+        ("k has 19 tokens", lambda: update_moments(running, x, x[:, :, :19], pieces)),
+    ):
+        with pytest.raises(ValueError, match=text), traffic() as sent:
+            call()
+        assert not any(sent.values())
+    if group.size() > 1:
+        with traffic() as sent:
+            expect_refused(
+                group, "inside of a block", lambda: layer(torch.randn(1, 20, 32), pieces=pieces)
+            )
+        assert not any(sent.values())
+    assert not layer.running.any() and not running.any()
 
 
 def meshes(group: Group) -> None:

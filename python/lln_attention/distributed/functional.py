@@ -129,6 +129,10 @@ def update_moments(
         pieces: How the sequence is cut, and which of its tokens count.
         decay: Weight that a step leaves to those before it.
 
+    Raises:
+        ValueError: `running` is of another shape or type, or q or k have other tokens than the
+            piece.
+
     Example:
         >>> import torch
         >>> import torch.distributed as dist
@@ -139,6 +143,7 @@ def update_moments(
         >>> update_moments(running, q, k, Pieces(None, 64))
         >>> dist.destroy_process_group()
     """
+    _check_tokens(pieces, q=q, k=k)
     try:
         moments = _joined_moments(q.detach(), k.detach(), pieces)
         on_host = running.cpu()
@@ -159,12 +164,7 @@ def _as_ops_take(x: Tensor) -> Tensor:
 def _check(calls: Calls, x: Inputs, given: dict[str, Any]) -> None:
     """Refuses what `lln_attention.attention` refuses, before anything travels."""
     pieces = calls.pieces
-    for name, tensor in zip("qkv", x[:3], strict=True):
-        if tensor.ndim == 4 and tensor.shape[2] != pieces.tokens:
-            raise ValueError(
-                f"{name} has {tensor.shape[2]} tokens: the piece of rank {pieces.rank} has "
-                f"{pieces.tokens}"
-            )
+    _check_tokens(pieces, q=x.q, k=x.k, v=x.v)
     try:
         calls.check(x)
     except (IndexError, RuntimeError):
@@ -175,6 +175,15 @@ def _check(calls: Calls, x: Inputs, given: dict[str, Any]) -> None:
             key_lengths=None if is_mask else pieces.keys, cu_seqlens=pieces.cu_seqlens,
         )  # fmt: skip
         raise
+
+
+def _check_tokens(pieces: Pieces, **tensors: Tensor) -> None:
+    for name, x in tensors.items():
+        if x.ndim == 4 and x.shape[2] != pieces.tokens:
+            raise ValueError(
+                f"{name} has {x.shape[2]} tokens: the piece of rank {pieces.rank} has "
+                f"{pieces.tokens}"
+            )
 
 
 def _match(
