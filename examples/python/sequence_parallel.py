@@ -40,8 +40,10 @@ def main() -> None:
     torch.manual_seed(0)  # the same parameters everywhere
     layer = LLNPlusDiagAttention(256, 4, diag_block=BLOCK, mix="per_head")
 
-    # Pieces may have any lengths, as long as they begin where blocks do.
-    cuts = [total * r // ranks // BLOCK * BLOCK for r in range(ranks)] + [total]
+    # Pieces may have any lengths, as long as they begin where blocks do. Where there are not enough
+    # blocks for all, the last processes have none.
+    blocks = -(-total // BLOCK)
+    cuts = [min(-(-blocks * r // ranks) * BLOCK, total) for r in range(ranks + 1)]
     lengths = [end - begin for begin, end in itertools.pairwise(cuts)]
     pieces = Pieces(None, lengths[rank])
     y = layer(tokens_of(rank, lengths[rank]), pieces=pieces)

@@ -48,6 +48,7 @@ CASES = {
         distributed_rules.derivatives_that_are_not_there,
         distributed_rules.ways_of_training,
         distributed_rules.modules,
+        distributed_rules.moments_of_refused_calls,
         distributed_rules.meshes,
     )
 }
@@ -107,11 +108,13 @@ def test_compiled_code_stops_at_it() -> None:
         dist.destroy_process_group()
 
 
-def test_example() -> None:
+@pytest.mark.parametrize(("processes", "tokens"), [(2, 2000), (3, 100)])
+def test_example(processes: int, tokens: int) -> None:
     done = subprocess.run(
         [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-            str(ROOT / "examples/python/sequence_parallel.py"), "--tokens", "2000",
+            sys.executable, "-m", "torch.distributed.run", "--standalone",
+            "--nproc-per-node", str(processes),
+            str(ROOT / "examples/python/sequence_parallel.py"), "--tokens", str(tokens),
         ],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
