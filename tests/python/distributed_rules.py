@@ -9,6 +9,7 @@ import contextlib
 import copy
 import functools
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -364,6 +365,12 @@ def moments_of_refused_calls(group: Group) -> None:
             )
         assert not any(sent.values())
     assert not layer.running.any() and not running.any()
+    for wrong in (running.float(), running[:, :1].clone(), running[0]):
+        with pytest.raises(ValueError) as uncut:
+            lln_attention.update_moments(wrong, x, x)
+        expect_refused(
+            group, re.escape(str(uncut.value)), lambda w=wrong: update_moments(w, x, x, pieces)
+        )
 
 
 def meshes(group: Group) -> None:
