@@ -1,5 +1,5 @@
 // States of pieces of a sequence on their way between ranks. What travels is of the size of a
-// state, whatever the number of tokens: docs/scale.md has the formulas. Each exchange is begun in
+// state, whatever the number of tokens: docs/scale_model.md counts it. Each exchange is begun in
 // one call and finished in another, so that a rank computes meanwhile.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
