@@ -376,7 +376,7 @@ Verb add_train(CLI::App& program, const std::string& command_line) {
       ->check(CLI::IsMember({"cpu", "cuda"}));
   command
       ->add_option("--sequence-ranks", arguments->sequence_ranks,
-                   "Of several ranks: how many share each row, every one with some of its tokens")
+                   "Of several ranks: how many share each row, piece by piece")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   command
