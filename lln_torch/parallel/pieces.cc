@@ -8,9 +8,12 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <numeric>
+#include <span>
 
 #include "lln/error.h"
+#include "math/fnv.h"
 
 namespace lln_torch {
 namespace {
@@ -32,15 +35,21 @@ at::Tensor to_tensor(const std::vector<std::int64_t>& numbers, const c10::Device
 // What each rank says of its arguments, in one exchange: those that one rank alone finds wrong, or
 // that differ, are refused by all, so that none waits for another.
 struct PieceRecord {
-  std::int64_t tokens = 0, refused = 0, which = 0, entries = 0, checksum = 0;
-  static constexpr std::int64_t kNumbers = 5;
+  std::int64_t tokens = 0, refused = 0;
+  struct Same {  // on all ranks
+    std::int64_t which = 0, entries = 0, checksum = 0;
+    bool operator==(const Same&) const = default;
+  } same;
+
   std::string text() const {
-    if (which == 0) return "no key_mask, key_lengths or cu_seqlens";
+    if (same.which == 0) return "no key_mask, key_lengths or cu_seqlens";
     constexpr std::array kWhich = {"key_mask", "key_lengths", "cu_seqlens"};
-    return fmt::format("{} with {} entries{}", kWhich[static_cast<std::size_t>(which - 1)], entries,
-                       checksum != 0 ? fmt::format(" and the checksum {:x}", checksum) : "");
+    return fmt::format(
+        "{} with {} entries{}", kWhich[static_cast<std::size_t>(same.which - 1)], same.entries,
+        same.checksum != 0 ? fmt::format(" and the checksum {:x}", same.checksum) : "");
   }
 };
+constexpr std::int64_t kRecordNumbers = sizeof(PieceRecord) / sizeof(std::int64_t);
 
 std::string fault_of_arguments(std::int64_t tokens, const PieceTokens& which) {
   if (tokens < 0) return fmt::format("a piece has {} tokens", tokens);
@@ -60,52 +69,49 @@ std::string fault_of_arguments(std::int64_t tokens, const PieceTokens& which) {
   return {};
 }
 
-// FNV-1a, of which 63 bits are kept: never negative.
-std::int64_t checksum_of(const at::Tensor& numbers) {
-  std::uint64_t hash = 0xcbf29ce484222325U;
-  for (const std::int64_t number : to_vector(numbers)) {
-    hash = (hash ^ static_cast<std::uint64_t>(number)) * 0x100000001b3U;
-  }
-  return static_cast<std::int64_t>(hash >> 1);
-}
-
 PieceRecord record_of(std::int64_t tokens, const PieceTokens& which, bool refused) {
   if (refused) return {.refused = 1};
   PieceRecord record{.tokens = tokens};
-  if (which.key_mask.defined()) {
-    record.which = 1;
-    record.entries = which.key_mask.size(0);
-  }
+  if (which.key_mask.defined()) record.same = {1, which.key_mask.size(0), 0};
   for (const auto& [number, x] : {std::pair{2, which.key_lengths}, {3, which.cu_seqlens}}) {
     if (!x.defined()) continue;
-    record.which = number;
-    record.entries = x.size(0);
-    record.checksum = checksum_of(x);
+    const std::vector<std::int64_t> numbers = to_vector(x);
+    // Without its last bit: never negative.
+    const std::uint64_t checksum = lln::fnv1a(std::as_bytes(std::span(numbers))) >> 1;
+    record.same = {number, x.size(0), static_cast<std::int64_t>(checksum)};
   }
   return record;
+}
+
+std::vector<PieceRecord> gather_records(const RankGroup& group, const PieceRecord& own) {
+  std::vector<PieceRecord> records = {own};
+  if (group.size() == 1) return records;
+  std::vector<std::int64_t> numbers(kRecordNumbers);
+  std::memcpy(numbers.data(), &own, sizeof(own));
+  numbers = to_vector(group.gather(to_tensor(numbers, group.device())));
+  records.resize(static_cast<std::size_t>(group.size()));
+  std::memcpy(static_cast<void*>(records.data()), numbers.data(),
+              numbers.size() * sizeof(std::int64_t));
+  return records;
 }
 
 // Tokens of each rank.
 std::vector<std::int64_t> agree_on_pieces(const RankGroup& group, std::int64_t tokens,
                                           const PieceTokens& which) {
   const std::string fault = fault_of_arguments(tokens, which);
-  const PieceRecord own = record_of(tokens, which, !fault.empty());
-  std::vector<std::int64_t> numbers = {own.tokens, own.refused, own.which, own.entries,
-                                       own.checksum};
-  if (group.size() > 1) numbers = to_vector(group.gather(to_tensor(numbers, group.device())));
+  const auto records = gather_records(group, record_of(tokens, which, !fault.empty()));
   if (!fault.empty()) refuse_pieces(fault);
   std::vector<std::int64_t> lengths;
-  for (int rank = 0; rank < group.size(); ++rank) {
-    const auto* const x = numbers.data() + rank * PieceRecord::kNumbers;
-    const auto* const first = numbers.data();
-    if (x[1] != 0) refuse_pieces(fmt::format("rank {} has arguments that are refused there", rank));
-    if (!std::equal(x + 2, x + PieceRecord::kNumbers, first + 2)) {
-      refuse_pieces(fmt::format(
-          "rank {} has {} and rank 0 has {}: expected the same", rank,
-          PieceRecord{.which = x[2], .entries = x[3], .checksum = x[4]}.text(),
-          PieceRecord{.which = first[2], .entries = first[3], .checksum = first[4]}.text()));
+  for (std::size_t rank = 0; rank < records.size(); ++rank) {
+    const PieceRecord& record = records[rank];
+    if (record.refused != 0) {
+      refuse_pieces(fmt::format("rank {} has arguments that are refused there", rank));
     }
-    lengths.push_back(x[0]);
+    if (record.same != records[0].same) {
+      refuse_pieces(fmt::format("rank {} has {} and rank 0 has {}: expected the same", rank,
+                                record.text(), records[0].text()));
+    }
+    lengths.push_back(record.tokens);
   }
   return lengths;
 }

@@ -6,8 +6,13 @@
 
 namespace lln_torch {
 
-void RankGroup::fail(const std::exception& e) const {
-  throw RankLost(watch_ != nullptr ? watch_->find_fault(text_of(e)) : text_of(e));
+template <class Call>
+auto RankGroup::named(const Call& call) const {
+  try {
+    return call();
+  } catch (const std::exception& e) {
+    throw RankLost(watch_ != nullptr ? watch_->find_fault(text_of(e)) : text_of(e));
+  }
 }
 
 RankGroup::Work RankGroup::begin_reduce(const at::Tensor& tensor,
@@ -15,11 +20,7 @@ RankGroup::Work RankGroup::begin_reduce(const at::Tensor& tensor,
   std::vector<at::Tensor> tensors = {tensor};
   c10d::AllreduceOptions options;
   options.reduceOp = op;
-  try {
-    return backend_of(tensor)->allreduce(tensors, options);
-  } catch (const std::exception& e) {
-    fail(e);
-  }
+  return named([&] { return backend_of(tensor)->allreduce(tensors, options); });
 }
 
 RankGroup::Work RankGroup::begin_sum(const at::Tensor& tensor) const {
@@ -39,25 +40,19 @@ RankGroup::Passed RankGroup::begin_pass(const at::Tensor& out, int to, const at:
   // NCCL would otherwise wait for the one before it begins the other.
   const Backend& backend = backend_of(to >= 0 ? out : in);
   const bool together = backend->supportsCoalescing();
-  Passed passed;
-  try {
+  return named([&] {
+    Passed passed;
     if (together) backend->startCoalescing();
     if (from >= 0) passed.received = backend->recv(ins, from, tag);
     if (to >= 0) passed.sent = backend->send(outs, to, tag);
     if (together) passed = {nullptr, backend->endCoalescing()};
-  } catch (const std::exception& e) {
-    fail(e);
-  }
-  return passed;
+    return passed;
+  });
 }
 
 void RankGroup::wait(const Work& work) const {
   set_waiting(true);
-  try {
-    work->wait();
-  } catch (const std::exception& e) {
-    fail(e);
-  }
+  named([&] { return work->wait(); });
   set_waiting(false);
 }
 
@@ -72,13 +67,7 @@ void RankGroup::broadcast(const at::Tensor& tensor, int root) const {
   options.rootRank = root;
   // The first exchange over NCCL waits for the others before there is anything to wait for.
   set_waiting(true);
-  Work work;
-  try {
-    work = backend_of(tensor)->broadcast(tensors, options);
-  } catch (const std::exception& e) {
-    fail(e);
-  }
-  wait(work);
+  wait(named([&] { return backend_of(tensor)->broadcast(tensors, options); }));
 }
 
 at::Tensor RankGroup::gather(const at::Tensor& tensor) const {
@@ -87,13 +76,7 @@ at::Tensor RankGroup::gather(const at::Tensor& tensor) const {
   const at::Tensor all = at::empty(sizes, tensor.options());
   std::vector<std::vector<at::Tensor>> outputs = {all.unbind(0)};
   std::vector<at::Tensor> inputs = {tensor.contiguous()};
-  Work work;
-  try {
-    work = backend_of(tensor)->allgather(outputs, inputs);
-  } catch (const std::exception& e) {
-    fail(e);
-  }
-  wait(work);
+  wait(named([&] { return backend_of(tensor)->allgather(outputs, inputs); }));
   return all;
 }
 

@@ -67,7 +67,9 @@ class RankGroup {
 
  private:
   Work begin_reduce(const at::Tensor& tensor, c10d::ReduceOp::RedOpType op) const;
-  [[noreturn]] void fail(const std::exception& e) const;
+  // What `call` of c10d gives; its failure is RankLost, which says because of whom.
+  template <class Call>
+  auto named(const Call& call) const;
   const Backend& backend_of(const at::Tensor& tensor) const {
     return tensor.is_cpu() ? host_ : backend_;
   }

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "lln/error.h"
+#include "lln/moments.h"
 #include "lln_torch/ops/handles.h"
 #include "lln_torch/parallel/sequence_call.h"
 
@@ -98,11 +99,20 @@ at::Tensor mix_parts(const at::Tensor& far, const at::Tensor& near, const Causal
 
 // [parts, S, heads, 3] of disjoint sets to [S, heads, 3] of their union.
 at::Tensor join_sets(const at::Tensor& parts) {
-  const at::Tensor count = parts.select(-1, 0), mean = parts.select(-1, 1);
-  const at::Tensor total = count.sum(0);
-  const at::Tensor centre = (count * mean).sum(0) / total.clamp_min(1);
-  const at::Tensor deviations = (parts.select(-1, 2) + count * (mean - centre).square()).sum(0);
-  return at::stack({total, centre, deviations}, -1).contiguous();
+  at::Tensor joined = parts[0].clone(at::MemoryFormat::Contiguous);
+  auto* const to = joined.mutable_data_ptr<double>();
+  for (std::int64_t part = 1; part < parts.size(0); ++part) {
+    const at::Tensor added = parts[part].contiguous();
+    const auto* const x = added.const_data_ptr<double>();
+    for (std::int64_t i = 0; i < joined.numel(); i += 3) {
+      const lln::Moments both =
+          lln::merge({to[i], to[i + 1], to[i + 2]}, {x[i], x[i + 1], x[i + 2]});
+      to[i] = both.count;
+      to[i + 1] = both.mean;
+      to[i + 2] = both.m2;
+    }
+  }
+  return joined;
 }
 
 }  // namespace

@@ -62,3 +62,15 @@ def _calibrate_fake(
 
 _ops.register_autocast(match, 0, 2)
 _ops.register_autocast(update_moments, 1, 3)
+
+
+def merged(sets: Tensor) -> Tensor:
+    """Moments (count, mean, squared deviations) of the union of disjoint sets.
+
+    [sets, ..., 3] to [..., 3], the same bits for the same order of sets.
+    """
+    count, mean, m2 = sets.unbind(-1)
+    total = count.sum(0)
+    middle = (count * mean).sum(0) / total.clamp(min=1)
+    spread = m2.sum(0) + (count * (mean - middle).square()).sum(0)
+    return torch.stack([total, middle, spread], dim=-1)

@@ -97,8 +97,8 @@ class _Pool:
         of_q = _head_moments(seen.q, seen.key_mask if self_attention else None)
         # Query heads that share a key head are one set of numbers.
         of_q = of_q.reshape(len(of_q), of_k.shape[1], -1, 3).transpose(1, 2).flatten(0, 1)
-        self.q = _merged(torch.cat([self.q[None], of_q]))
-        self.k = _merged(torch.cat([self.k[None], of_k]))
+        self.q = _moments.merged(torch.cat([self.q[None], of_q]))
+        self.k = _moments.merged(torch.cat([self.k[None], of_k]))
         self.sequences += int((of_k[:, 0, 0] > 0).sum())
 
     def layer(self, name: str, mode: str) -> tuple[CalibratedLayer, int]:
@@ -117,19 +117,10 @@ class _Pool:
 
 
 def _head_moments(x: Tensor, mask: Tensor | None) -> Tensor:
-    """[batch, heads, 3] of float64: what `_merged` takes."""
+    """[batch, heads, 3] of float64: what `merged` takes."""
     found = head_moments(x, mask=mask)
     squares = found.variance * (found.count - 1).clamp(min=0)
     return torch.stack([found.count, found.mean, squares], dim=-1)
-
-
-def _merged(sets: Tensor) -> Tensor:
-    """Moments of the union of disjoint sets: [sets, heads, 3] to [heads, 3]."""
-    count, mean, m2 = sets.unbind(-1)
-    total = count.sum(0)
-    middle = (count * mean).sum(0) / total.clamp(min=1)
-    spread = m2.sum(0) + (count * (mean - middle).square()).sum(0)
-    return torch.stack([total, middle, spread], dim=-1)
 
 
 @contextmanager

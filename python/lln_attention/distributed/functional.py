@@ -3,7 +3,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -200,20 +199,9 @@ def _joined_moments(q: Tensor, k: Tensor, pieces: Pieces) -> tuple[Tensor, Tenso
     """Moments of the whole sequences, [S, H, 3] and [S, Hk, 3] in host memory."""
     own = [_moments.head_moments(_as_ops_take(x), pieces.keys, pieces.cu_seqlens) for x in (q, k)]
     # In the order of ranks, and so to the same bits on all of them.
-    joined = functools.reduce(_join, pieces.gather(torch.cat(own, 1)))
+    joined = _moments.merged(pieces.gather(torch.cat(own, 1)))
     of_q, of_k = joined.split((q.shape[1], k.shape[1]), 1)
     return of_q.contiguous(), of_k.contiguous()
-
-
-def _join(a: Tensor, b: Tensor) -> Tensor:
-    """Moments (count, mean, squared deviations) of two sets as one."""
-    (count_a, mean_a, m2_a), (count_b, mean_b, m2_b) = a.unbind(-1), b.unbind(-1)
-    count = count_a + count_b
-    weight = count_b / count.clamp(min=1)
-    step = mean_b - mean_a
-    return torch.stack(
-        (count, mean_a + step * weight, m2_a + m2_b + step * step * count_a * weight), -1
-    )
 
 
 def _per_head(x: Inputs) -> Inputs:
