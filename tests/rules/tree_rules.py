@@ -45,12 +45,11 @@ ALLOWED_INCLUDES = {
     "lln_torch/config": {"lln", "lln_torch/config", "fmt", "nlohmann", "toml++"},
     "lln_torch/data": {"lln", "io", "lln_torch/config", "lln_torch/data", "fmt", "nlohmann",
                        "unicode"},
-    "lln_torch/parallel": {"lln", "math/fnv.h", "lln_torch/ops", "lln_torch/parallel", "fmt", "torch",
-                           "ATen", "c10"},
+    "lln_torch/parallel": {"lln", "math/fnv.h", "lln_torch/ops", "lln_torch/parallel", "fmt",
+                           "torch", "ATen", "c10"},
     "lln_torch/models": {"lln", "io", "lln_torch/config", "lln_torch/data", "lln_torch/models",
-                         "lln_torch/parallel",
-                         "lln_torch/ops", "lln_torch/zoo", "fmt", "nlohmann", "torch", "ATen",
-                         "c10"},
+                         "lln_torch/ops", "lln_torch/parallel", "lln_torch/zoo", "fmt", "nlohmann",
+                         "torch", "ATen", "c10"},
 }
 SYSTEM_FOLDERS = ("cli", "src/io", "src/cpu", "src/cuda", "lln_torch", "lln_torch/data",
                   "lln_torch/parallel")
