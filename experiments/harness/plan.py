@@ -27,7 +27,6 @@ EXPERIMENT_KEYS = {
     "seeds": int,  # how many, where a row does not say
     "seconds": int,  # a guess of one run on one H200
     "set": list,  # for all rows
-    "keep": bool,  # checkpoints stay after the record is written
     "evaluate_on": list,  # further folders of --data to evaluate on
     "generate": list,  # lengths of texts to generate
     "tokens": list,  # of cost: lengths
@@ -42,6 +41,7 @@ PART_KEYS = {
     "config": str,
     "data": list,
     "set": list,
+    "set_diag": list,  # for rows with Diag
     "rows": list,  # only these rows
     "seeds": int,
     "seconds": int,
@@ -50,7 +50,6 @@ PART_KEYS = {
     "kind": str,
     "tokens": list,
     "note": str,
-    "generate": list,
 }
 ROW_KEYS = {
     "name": str,
@@ -60,6 +59,7 @@ ROW_KEYS = {
     "from": str,  # EXPERIMENT:ROW that the training starts from
     "calibrated": str,  # EXPERIMENT:ROW whose alpha and beta are frozen
     "seconds": int,
+    "generate": list,
 }
 PUBLISHED_KEYS = {"label": str, "source": str, "values": dict}
 
@@ -86,7 +86,6 @@ class Job:
     tokens: tuple = ()
     evaluate_on: tuple = ()
     generate: tuple = ()
-    keep: bool = False
 
     @property
     def name(self):
@@ -124,7 +123,7 @@ def check_keys(where, table, known):
         right = isinstance(value, (int, float) if expected is float else expected)
         if not right or (isinstance(value, bool) and expected is not bool):
             raise PlanError(f"{where}: '{key}' is {value!r}, expected a {expected.__name__}")
-    for text in table.get("set", ()):
+    for text in [*table.get("set", ()), *table.get("set_diag", ())]:
         if not isinstance(text, str) or not SET.fullmatch(text):
             raise PlanError(f"{where}: {text!r} in 'set' is not KEY=VALUE")
     if "kind" in table and table["kind"] not in KINDS:
@@ -175,7 +174,7 @@ def expand(part):
         own = [f"{key.rpartition('.')[2]}={value}" for key, value in pairs]
         name = "-".join(([part["name"]] if part.get("name") else []) + own)
         sets = part.get("set", []) + [f"{key}={value}" for key, value in pairs]
-        parts.append({**part, "name": name, "label": part.get("label", "") or name, "set": sets,
+        parts.append({**part, "name": name, "set": sets, "family": part.get("name", ""),
                       "at": dict(pairs)})  # fmt: skip
     return parts
 
@@ -245,6 +244,11 @@ def seeds_of(table, part, row):
     return part.get("seeds", row.get("seeds", table.get("seeds", 1)))
 
 
+def has_diag(settings):
+    name = settings.get("attention.name", "")
+    return name == "diag" or name.endswith("+diag")
+
+
 def job_of(experiment, path, part, row, seed):
     table = experiment.table
     kind = part.get("kind", table.get("kind", "train"))
@@ -252,6 +256,8 @@ def job_of(experiment, path, part, row, seed):
     if not config.exists():
         raise PlanError(f"{path}: {config} does not exist")
     sets = [*table.get("set", []), *part.get("set", []), *row.get("set", [])]
+    if has_diag(settings_of(config, sets)):
+        sets += part.get("set_diag", [])
     if kind == "train":
         sets += [f"{key}.seed={seed}" for key in ("train", "data", "model")]
     where = f"{path}: row '{row['name']}'"
@@ -269,9 +275,19 @@ def job_of(experiment, path, part, row, seed):
         calibration=reference(where, row["calibrated"]) if "calibrated" in row else None,
         tokens=tuple(part.get("tokens", table.get("tokens", ()))) if kind == "cost" else (),
         evaluate_on=tuple(table.get("evaluate_on", ())),
-        generate=tuple(part.get("generate", table.get("generate", ()))),
-        keep=table.get("keep", False),
+        generate=tuple(row.get("generate", table.get("generate", ()))),
     )
+
+
+def starting_points(folder=FOLDER):
+    """(experiment, row) of all runs that others start from: their checkpoints stay."""
+    found = set()
+    for name in names(folder):
+        for row in read_toml(folder / name / "experiment.toml").get("row", []):
+            for key in ("from", "calibrated"):
+                if key in row:
+                    found.add(reference(name, row[key]))
+    return found
 
 
 def names(folder=FOLDER):

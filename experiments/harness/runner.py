@@ -32,6 +32,7 @@ class Options:
     total: float = 0  # 0: none
     threads: int = 0
     keep: bool = False
+    kept: frozenset = frozenset()  # (experiment, row) whose checkpoints stay
     again: bool = False
     copy: pathlib.Path | None = None
     extra: tuple = ()  # --set for all
@@ -161,7 +162,8 @@ class Running:
         if code is None:
             return False
         self.code = code
-        if code == 0 and self.stage != "train" and self.stage not in ("dump", "calibrate"):
+        # What `lln cost` measured before a failure counts, too.
+        if self.stage not in ("train", "dump", "calibrate"):
             try:
                 self.outputs[self.stage] = json.loads(self.out.read_text(encoding="utf-8"))
             except json.JSONDecodeError:
@@ -218,28 +220,25 @@ class Running:
             found.update(records.training(self.folder))
         for stage, printed in self.outputs.items():
             verb, _, what = stage.partition(" ")
-            if verb == "eval":
+            if verb == "eval" and "metrics" in (printed or {}):
                 found.setdefault("evaluated_on", {})[what] = printed["metrics"]
-            elif verb == "generate":
+            elif verb == "generate" and printed:
                 found.setdefault("generated", {})[what] = generation(printed)
         return found
 
     def clean(self):
-        """Checkpoints go, or their larger half where another run may start from them; logs stay."""
+        """Checkpoints go, unless another run may start from them; logs stay."""
         self.out.unlink(missing_ok=True)
-        if self.options.keep:
-            return
-        if not self.job.keep:
+        job = self.job
+        if not self.options.keep and (job.experiment, job.row) not in self.options.kept:
             shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
-        for file in self.folder.glob("checkpoints/*/optimizer.safetensors"):
-            file.unlink()
 
 
 def cost_points(printed):
-    if not printed:
+    if not printed or "points" not in printed:
         return []
     kept = ("tokens", "rows", "parameters", "step_ms", "fastest_ms", "tokens_per_second",
-            "memory_bytes", "error", "failure", "text")  # fmt: skip
+            "memory_bytes", "failure")  # fmt: skip
     return [{key: point[key] for key in kept if key in point} for point in printed["points"]]
 
 
@@ -344,7 +343,7 @@ class Runner:
         store = self.stores(job.experiment)
         before = store.find(job.key)
         # A run that was repeated for its checkpoint alone does not replace its record.
-        if not (done(before, job, self.options) and found["status"] != "finished"):
+        if not done(before, job, self.options):
             store.add(found)
             if self.options.copy:
                 target = self.options.copy / job.experiment / store.path.name
