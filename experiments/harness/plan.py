@@ -18,7 +18,8 @@ SET = re.compile(r"[a-z][\w.]*=.*", re.DOTALL)
 
 EXPERIMENT_KEYS = {
     "title": str,  # of its section in the page
-    "group": int,  # the section's place
+    "group": int,  # of sections in the page
+    "place": int,  # inside the group
     "kind": str,  # train, or cost
     "about": str,  # what is asked, for the page
     "note": str,  # what the tables do not say
@@ -32,6 +33,7 @@ EXPERIMENT_KEYS = {
     "tokens": list,  # of cost: lengths
     "tolerance": float,  # of a rerun that is compared with the records
     "published": list,  # rows of others' numbers, for the page
+    "view": str,  # of the page, where it does not follow from the rest
     "part": list,
     "row": list,
 }
@@ -291,6 +293,9 @@ def starting_points(folder=FOLDER):
 
 
 def names(folder=FOLDER):
-    """All experiments, by group."""
-    found = sorted(p.parent.name for p in folder.glob("*/experiment.toml"))
-    return sorted(found, key=lambda name: read_toml(folder / name / "experiment.toml")["group"])
+    """All experiments, by group and place."""
+    found = {}
+    for path in folder.glob("*/experiment.toml"):
+        table = read_toml(path)
+        found[path.parent.name] = (table.get("group", 0), table.get("place", 0), path.parent.name)
+    return sorted(found, key=found.get)
