@@ -32,6 +32,7 @@ EXPERIMENT_KEYS = {
     "generate": list,  # lengths of texts to generate
     "tokens": list,  # of cost: lengths
     "tolerance": float,  # of a rerun that is compared with the records
+    "make_data": str,  # a script beside this file: DIR LLN; the folder that it fills
     "published": list,  # rows of others' numbers, for the page
     "view": str,  # of the page, where it does not follow from the rest
     "part": list,
