@@ -278,7 +278,11 @@ def view_of(results):
         return grid
     if table.get("generate"):
         return causal
-    return single if len(results.experiment.parts) == 1 else many
+    return many if results.experiment.parts[0]["name"] else single
+
+
+def runs(count):
+    return f"{count} run" + "s" * (count != 1)
 
 
 def section(results):
@@ -290,10 +294,10 @@ def section(results):
     blocks.append(Code(command(experiment)))
     records = results.records
     if not records:
-        return [*blocks, Text(f"**Not run yet** ({results.planned} runs).")]
+        return [*blocks, Text(f"**Not run yet** ({runs(results.planned)}).")]
     left = results.planned - len(records)
-    state = f"{len(records)} of {results.planned} runs" if left else f"{len(records)} runs"
+    state = f"{len(records)} of {runs(results.planned)}" if left else runs(len(records))
     stale = f"; {results.stale} records of other settings are left out" if results.stale else ""
-    by = "; ".join(f"{text} ({count} runs)" for text, count in machines(records))
+    by = "; ".join(f"{text} ({runs(count)})" for text, count in machines(records))
     blocks.append(Text(f"{state}{stale}. {by}.", small=True))
     return [*blocks, *view_of(results)(results)]
