@@ -70,30 +70,46 @@ def worth(all_results):
             continue
         spread = joint_spread(a, b)
         change = b.mean() - a.mean()
-        rows.append([
-            what, value("loss", a.mean()), value("loss", b.mean()), f"{change:+.3f}",
-            NONE if spread is None else f"± {spread:.3f}", f"{len(a.good)}, {len(b.good)}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                what,
+                value("loss", a.mean()),
+                value("loss", b.mean()),
+                f"{change:+.3f}",
+                NONE if spread is None else f"± {spread:.3f}",
+                f"{len(a.good)}, {len(b.good)}",
+            ]
+        )
     blocks = [Heading(3, "What each component is worth")]
     if not rows:
         return [*blocks, Text("**Not run yet**: it is made of the rows above.")]
     found = chance_of(all_results)
     if found:
-        rows.insert(0, [f"nothing learned: {found[2]}", value("loss", found[1]), NONE, NONE, NONE, NONE])
+        rows.insert(
+            0, [f"nothing learned: {found[2]}", value("loss", found[1]), NONE, NONE, NONE, NONE]
+        )
     blocks += [
-        Text("One change at a time in the setting of masked words with 3200 steps: validation loss before and "
-             "after, and the difference; less is better. The error of the difference is that of the two means "
-             "over seeds; where one of them has one seed there is none, and a difference of a few "
-             "hundredths says little."),
-        Table(["change", "before", "after", "difference", "error", "seeds"], rows,
-              {0} if found else set()),
-    ]  # fmt: skip
+        Text(
+            "One change at a time in the setting of masked words with 3200 steps: validation loss "
+            "before and after, and the difference; less is better. The error of the difference is "
+            "that of the two means over seeds; where one of them has one seed there is none, and "
+            "a difference of a few hundredths says little."
+        ),
+        Table(
+            ["change", "before", "after", "difference", "error", "seeds"],
+            rows,
+            {0} if found else set(),
+        ),
+    ]
     diag, soft, ours = (find_row(all_results, r) for r in ("diag", THEIRS, "lln+diag-entropy"))
     if diag and soft and ours and diag.mean() > soft.mean():
         share = (diag.mean() - ours.mean()) / (diag.mean() - soft.mean())
-        blocks.append(Text(
-            f"Of what softmax adds to Diag ({diag.mean() - soft.mean():.3f}), LLN (entropy) adds "
-            f"{diag.mean() - ours.mean():.3f}: {100 * share:.0f}%."))  # fmt: skip
+        blocks.append(
+            Text(
+                f"Of what softmax adds to Diag ({diag.mean() - soft.mean():.3f}), LLN (entropy) "
+                f"adds {diag.mean() - ours.mean():.3f}: {100 * share:.0f}%."
+            )
+        )
     return blocks
 
 
@@ -124,21 +140,47 @@ def losses(all_results):
             if spread is not None and abs(change) < 2 * spread:
                 verdict = "no difference beyond the spread"
             title = results.experiment.table["title"]
-            rows.append([
-                f"{title}, {part_label(part)}" if part["name"] else title, label(ours), metric,
-                value(metric, chance), value(metric, ours.mean()), value(metric, theirs.mean()),
-                f"{scale * change:+.{digits}f}",
-                NONE if spread is None else f"± {scale * spread:.{digits}f}",
-                f"{len(ours.good)}, {len(theirs.good)}", verdict,
-            ])  # fmt: skip
+            rows.append(
+                [
+                    f"{title}, {part_label(part)}" if part["name"] else title,
+                    label(ours),
+                    metric,
+                    value(metric, chance),
+                    value(metric, ours.mean()),
+                    value(metric, theirs.mean()),
+                    f"{scale * change:+.{digits}f}",
+                    NONE if spread is None else f"± {scale * spread:.{digits}f}",
+                    f"{len(ours.good)}, {len(theirs.good)}",
+                    verdict,
+                ]
+            )
     blocks = [Heading(3, "Limits: LLN + Diag against softmax + Diag")]
     if not rows:
-        return [*blocks, Text("**Not run yet**: it is made of all experiments that have both rows.")]
-    head = ["experiment", "LLN", "metric", "nothing learned", "LLN + Diag", "softmax + Diag", "difference",
-            "error", "seeds", "LLN + Diag"]  # fmt: skip
-    return [*blocks, Text("Everywhere where both were trained, whichever is better. The error is that of the "
-                          "difference of means over seeds; without one there is one seed, and small "
-                          "differences say nothing."), Table(head, rows)]  # fmt: skip
+        return [
+            *blocks,
+            Text("**Not run yet**: it is made of all experiments that have both rows."),
+        ]
+    head = [
+        "experiment",
+        "LLN",
+        "metric",
+        "nothing learned",
+        "LLN + Diag",
+        "softmax + Diag",
+        "difference",
+        "error",
+        "seeds",
+        "LLN + Diag",
+    ]
+    return [
+        *blocks,
+        Text(
+            "Everywhere where both were trained, whichever is better. The error is that of the "
+            "difference of means over seeds; without one there is one seed, and small "
+            "differences say nothing."
+        ),
+        Table(head, rows),
+    ]
 
 
 def lost(metric, number, best, chance):
@@ -188,9 +230,13 @@ def prediction(all_results):
         for experiment, pairs in own.items():
             rho = spearman([x for x, _ in pairs], [y for _, y in pairs])
             rows.append([name, experiment, str(len(pairs)), correlation(rho)])
-    blocks.append(Text(
-        "Rank correlation (Spearman) between the distance of an instrument from softmax's and what is lost. 1 "
-        "would mean that rows that are farther from softmax are always worse, 0 that it says nothing."))  # fmt: skip
+    blocks.append(
+        Text(
+            "Rank correlation (Spearman) between the distance of an instrument from softmax's and "
+            "what is lost. 1 would mean that rows that are farther from softmax are always worse, "
+            "0 that it says nothing."
+        )
+    )
     blocks.append(Table(["instrument", "experiment", "points", "rank correlation"], rows))
     if picture := figures.prediction(points, correlations):
         blocks.append(picture)

@@ -74,9 +74,11 @@ def comparison_text(lines):
     head = f"{'run':38} {'metric':32} {'recorded':>9} {'now':>9} {'within':>8} {'seconds':>8}"
     rows = [head]
     for line in lines:
-        rows.append(f"{line.name:38} {line.metric:32} {number(line.recorded):>9} "
-                    f"{number(line.found):>9} {line.tolerance:8.3f} {line.seconds:8.1f}  "
-                    f"{line.fault or 'ok'}")  # fmt: skip
+        rows.append(
+            f"{line.name:38} {line.metric:32} {number(line.recorded):>9} "
+            f"{number(line.found):>9} {line.tolerance:8.3f} {line.seconds:8.1f}  "
+            f"{line.fault or 'ok'}"
+        )
     bad = [line for line in lines if not line.fine]
     rows.append(f"{len(lines)} runs, {len(bad)} of them not as recorded")
     return "\n".join(rows)

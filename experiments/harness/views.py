@@ -3,12 +3,23 @@
 SPDX-License-Identifier: Apache-2.0
 """
 
+import itertools
 import math
 
 from harness import figures
 from harness.document import Code, Heading, Points, Table, Text
-from harness.numbers import NONE, duration, fixed, milliseconds, plain, rate, result, size
-from harness.numbers import unit, value
+from harness.numbers import (
+    NONE,
+    duration,
+    fixed,
+    milliseconds,
+    plain,
+    rate,
+    result,
+    size,
+    unit,
+    value,
+)
 from harness.summary import machines
 
 
@@ -50,14 +61,22 @@ def single(results):
         rows.append(chance)
         asides.add(0)
     for cell in cells:
-        rows.append([
-            label(cell), str(len(cell.good)), result(cell, count=False),
-            duration(cell.mean_of(lambda r: r["seconds"])), rate(cell.mean_of(speed_of)),
-            size(cell.mean_of(lambda r: r.get("memory_bytes"))), cell.marks() or "",
-        ])  # fmt: skip
-    blocks = [Table(head, rows, asides),
-              Text("How steady the training was, and how the heads concentrate at its end:"),
-              concentration(cells)]  # fmt: skip
+        rows.append(
+            [
+                label(cell),
+                str(len(cell.good)),
+                result(cell, count=False),
+                duration(cell.mean_of(lambda r: r["seconds"])),
+                rate(cell.mean_of(speed_of)),
+                size(cell.mean_of(lambda r: r.get("memory_bytes"))),
+                cell.marks() or "",
+            ]
+        )
+    blocks = [
+        Table(head, rows, asides),
+        Text("How steady the training was, and how the heads concentrate at its end:"),
+        concentration(cells),
+    ]
     if picture := figures.training(results):
         blocks.append(picture)
     return blocks
@@ -65,18 +84,36 @@ def single(results):
 
 def concentration(cells):
     """How steady the training was, and how the heads concentrate at its end."""
+
     def norm(which):
         return lambda r: r["gradient_norm"][which] if r.get("gradient_norm") else None
 
-    head = ["attention", "spikes", "gradient norm: median", "99%", "largest", "entropy, nats", "gap",
-            "log-variance", "alpha", "beta"]  # fmt: skip
-    rows = [[
-        label(c), plain(c.mean_of(lambda r: r.get("spikes"))),
-        *(plain(c.mean_of(norm(which))) for which in ("median", "p99", "max")),
-        fixed(c.instrument("entropy")), fixed(c.instrument("gap"), 3),
-        fixed(c.instrument("log_variance")), fixed(c.instrument("alpha")),
-        fixed(c.instrument("beta")),
-    ] for c in cells if c.good]  # fmt: skip
+    head = [
+        "attention",
+        "spikes",
+        "gradient norm: median",
+        "99%",
+        "largest",
+        "entropy, nats",
+        "gap",
+        "log-variance",
+        "alpha",
+        "beta",
+    ]
+    rows = [
+        [
+            label(c),
+            plain(c.mean_of(lambda r: r.get("spikes"))),
+            *(plain(c.mean_of(norm(which))) for which in ("median", "p99", "max")),
+            fixed(c.instrument("entropy")),
+            fixed(c.instrument("gap"), 3),
+            fixed(c.instrument("log_variance")),
+            fixed(c.instrument("alpha")),
+            fixed(c.instrument("beta")),
+        ]
+        for c in cells
+        if c.good
+    ]
     return Table(head, rows)
 
 
@@ -92,25 +129,40 @@ def row_names(results):
 
 def across(results, parts, text):
     """A table of rows against parts by text(cell)."""
-    return [[name, *(text(results.cell(part["name"], row)) for part in parts)]
-            for row, name in row_names(results)]  # fmt: skip
+    return [
+        [name, *(text(results.cell(part["name"], row)) for part in parts)]
+        for row, name in row_names(results)
+    ]
 
 
 def many(results):
     parts = [p for p in results.experiment.parts if results.rows(p["name"])]
     chances = [results.chance(p["name"]) for p in parts]
-    head = ["attention", *(f"{part_label(p)}: {unit(c[0])}" if c else part_label(p)
-                           for p, c in zip(parts, chances, strict=True))]  # fmt: skip
+    head = [
+        "attention",
+        *(
+            f"{part_label(p)}: {unit(c[0])}" if c else part_label(p)
+            for p, c in zip(parts, chances, strict=True)
+        ),
+    ]
     rows = [["nothing learned", *(value(c[0], c[1]) if c else NONE for c in chances)]]
     rows += across(results, parts, result)
     asides = {0}
     for line in results.experiment.table.get("published", []):
         asides.add(len(rows))
-        rows.append([f"{line['label']}, published ({line['source']})",
-                     *(published(line["values"].get(p["name"])) for p in parts)])  # fmt: skip
+        rows.append(
+            [
+                f"{line['label']}, published ({line['source']})",
+                *(published(line["values"].get(p["name"])) for p in parts),
+            ]
+        )
     costs = [["attention", *(part_label(p) for p in parts)], across(results, parts, speed)]
-    return [Table(head, rows, asides), Text("Tokens or rows a second, and peak memory:"),
-            Table(*costs), *remarks(results)]  # fmt: skip
+    return [
+        Table(head, rows, asides),
+        Text("Tokens or rows a second, and peak memory:"),
+        Table(*costs),
+        *remarks(results),
+    ]
 
 
 def published(number):
@@ -125,9 +177,13 @@ def speed(cell):
 
 
 def remarks(results):
-    found = [f"{part_label(c.part)}, {label(c)}: {c.marks()}" if c.part["name"]
-             else f"{label(c)}: {c.marks()}"
-             for c in results.cells.values() if c.marks()]  # fmt: skip
+    found = [
+        f"{part_label(c.part)}, {label(c)}: {c.marks()}"
+        if c.part["name"]
+        else f"{label(c)}: {c.marks()}"
+        for c in results.cells.values()
+        if c.marks()
+    ]
     return [Points(found)] if found else []
 
 
@@ -142,15 +198,21 @@ def grid(results):
         key = next(iter(parts[0]["at"]))
         name = key.rpartition(".")[2]
         metric, _, _ = results.chance(parts[0]["name"]) or ("accuracy", 0, "")
-        head = [f"{part_label(parts[0])}: {unit(metric)}",
-                *(f"{p['at'][key]} {name}" for p in parts), f"at least 90% up to, {name}"]  # fmt: skip
+        head = [
+            f"{part_label(parts[0])}: {unit(metric)}",
+            *(f"{p['at'][key]} {name}" for p in parts),
+            f"at least 90% up to, {name}",
+        ]
         rows = [["one of the values shown", *(f"{100 / p['at'][key]:.1f}" for p in parts), NONE]]
         for row, text in row_names(results):
             cells = [results.cell(p["name"], row) for p in parts]
             if not any(c and c.records for c in cells):
                 continue
-            held = [p["at"][key] for p, c in zip(parts, cells, strict=True)
-                    if c and c.good and c.mean() >= 0.9]  # fmt: skip
+            held = [
+                p["at"][key]
+                for p, c in zip(parts, cells, strict=True)
+                if c and c.good and c.mean() >= 0.9
+            ]
             rows.append([text, *(result(c) for c in cells), str(max(held)) if held else "none"])
         blocks.append(Table(head, rows, {0}))
     if picture := figures.recall(results):
@@ -172,17 +234,26 @@ def cost(results):
     cells = results.rows("")
     lengths = results.experiment.table["tokens"]
     blocks = []
-    for title, key, text in (("Time of a training step:", "step_ms", milliseconds),
-                             ("Peak memory:", "memory_bytes", size)):  # fmt: skip
+    for title, key, text in (
+        ("Time of a training step:", "step_ms", milliseconds),
+        ("Peak memory:", "memory_bytes", size),
+    ):
         rows = [[label(c), *(cost_cell(c, n, key, text) for n in lengths)] for c in cells]
         blocks += [Text(title), Table(["attention", *map(str, lengths)], rows)]
     lines = results.experiment.table.get("published", [])
     if lines:
         used = sorted({int(n) for line in lines for n in line["values"]})
-        rows = [[f"{line['label']} ({line['source']})",
-                 *(line["values"].get(str(n), NONE) for n in used)] for line in lines]  # fmt: skip
-        blocks += [Text("Published, memory and time:"),
-                   Table(["attention", *map(str, used)], rows, set(range(len(rows))))]  # fmt: skip
+        rows = [
+            [
+                f"{line['label']} ({line['source']})",
+                *(line["values"].get(str(n), NONE) for n in used),
+            ]
+            for line in lines
+        ]
+        blocks += [
+            Text("Published, memory and time:"),
+            Table(["attention", *map(str, used)], rows, set(range(len(rows)))),
+        ]
     if picture := figures.cost(results):
         blocks.append(picture)
     return [*blocks, *remarks(results)]
@@ -194,11 +265,18 @@ def causal(results):
     head = ["attention", "seeds", "perplexity", *(f"perplexity, {name}" for name in others)]
     rows = []
     if found := results.chance(""):
-        rows.append([f"nothing learned: {found[2]}", NONE, plain(math.exp(found[1]), 4),
-                     *(NONE for _ in others)])  # fmt: skip
+        rows.append(
+            [
+                f"nothing learned: {found[2]}",
+                NONE,
+                plain(math.exp(found[1]), 4),
+                *(NONE for _ in others),
+            ]
+        )
     lengths = results.experiment.table.get("generate", [])
     made = []
     for cell in results.rows(""):
+
         def perplexity(record, name):
             loss = record.get("evaluated_on", {}).get(name, {}).get("loss")
             return math.exp(loss) if loss is not None else None
@@ -209,9 +287,14 @@ def causal(results):
         if not cell.good:
             continue
         own = cell.mean_of(lambda r: math.exp(r["final"]["loss"]))
-        rows.append([label(cell), str(len(cell.good)), plain(own, 4),
-                     *(plain(cell.mean_of(lambda r, n=n: perplexity(r, n)), 4)
-                       for n in others)])  # fmt: skip
+        rows.append(
+            [
+                label(cell),
+                str(len(cell.good)),
+                plain(own, 4),
+                *(plain(cell.mean_of(lambda r, n=n: perplexity(r, n)), 4) for n in others),
+            ]
+        )
         texts = []
         for n in lengths:
             speed = cell.mean_of(lambda r, n=n: generated(r, n).get("tokens_per_second"))
@@ -221,10 +304,12 @@ def causal(results):
     return [
         *single(results),
         Table(head, rows, {0}),
-        Text("Generating one text of so many tokens: tokens a second over the whole text, and what the "
-             "layers keep of it at its end:"),
+        Text(
+            "Generating one text of so many tokens: tokens a second over the whole text, and what "
+            "the layers keep of it at its end:"
+        ),
         Table(["attention", *map(str, lengths)], made),
-    ]  # fmt: skip
+    ]
 
 
 def training_seconds(record):
@@ -236,7 +321,7 @@ def loss_at(record, seconds):
     """The validation metric after so many seconds of training, between evaluations by a line."""
     per_step = record["batch"] / record["rows_per_second"]
     points = [(step * per_step, number) for step, number in record["curve"]]
-    for (t0, y0), (t1, y1) in zip(points, points[1:], strict=False):
+    for (t0, y0), (t1, y1) in itertools.pairwise(points):
         if t0 <= seconds <= t1:
             return y0 + (y1 - y0) * (seconds - t0) / (t1 - t0)
     return points[-1][1] if points and math.isclose(points[-1][0], seconds) else None
@@ -251,17 +336,25 @@ def equal_time(results):
         common = min(training_seconds(r) for c in cells for r in c.good)
         for cell in cells:
             per_step = cell.mean_of(lambda r: 1000 * r["batch"] / r["rows_per_second"])
-            rows.append([
-                part_label(part), label(cell), milliseconds(per_step), result(cell),
-                duration(common),
-                value("loss", cell.mean_of(lambda r, t=common: loss_at(r, t))),
-            ])  # fmt: skip
+            rows.append(
+                [
+                    part_label(part),
+                    label(cell),
+                    milliseconds(per_step),
+                    result(cell),
+                    duration(common),
+                    value("loss", cell.mean_of(lambda r, t=common: loss_at(r, t))),
+                ]
+            )
     head = ["rows of", "attention", "a step", "loss, all steps", "at equal time of", "loss then"]
-    chance = next((results.chance(p["name"]) for p in results.experiment.parts
-                   if results.chance(p["name"])), None)  # fmt: skip
+    chance = next(
+        (results.chance(p["name"]) for p in results.experiment.parts if results.chance(p["name"])),
+        None,
+    )
     if chance:
-        rows.insert(0, ["any", f"nothing learned: {chance[2]}", NONE, value("loss", chance[1]),
-                        NONE, NONE])  # fmt: skip
+        rows.insert(
+            0, ["any", f"nothing learned: {chance[2]}", NONE, value("loss", chance[1]), NONE, NONE]
+        )
     blocks = [Table(head, rows, {0} if chance else set())]
     if picture := figures.equal_time(results):
         blocks.append(picture)

@@ -12,8 +12,13 @@ import subprocess
 import sys
 
 CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
-ENDS = ("The {0} sees the {1}.", "A {0} and a {1} meet.", "No {0} was near the {1}.",
-        "The {1} of the {0} is old.", "Then the {0} went to the {1}.")  # fmt: skip
+ENDS = (
+    "The {0} sees the {1}.",
+    "A {0} and a {1} meet.",
+    "No {0} was near the {1}.",
+    "The {1} of the {0} is old.",
+    "Then the {0} went to the {1}.",
+)
 SIDE = 32
 
 
@@ -23,8 +28,10 @@ def pick(numbers, items):
 
 
 def make_word(numbers):
-    return "".join(pick(numbers, CONSONANTS) + pick(numbers, VOWELS)
-                   for _ in range(2 + int(2 * numbers.random())))  # fmt: skip
+    return "".join(
+        pick(numbers, CONSONANTS) + pick(numbers, VOWELS)
+        for _ in range(2 + int(2 * numbers.random()))
+    )
 
 
 def text(documents, seed):
@@ -35,13 +42,18 @@ def text(documents, seed):
     lines = []
     for _ in range(documents):
         nouns = [pick(numbers, words) for _ in range(4)]
-        lines.append(" ".join(pick(numbers, ENDS).format(pick(numbers, nouns), pick(numbers, nouns))
-                              for _ in range(40)) + "\n\n")  # fmt: skip
+        lines.append(
+            " ".join(
+                pick(numbers, ENDS).format(pick(numbers, nouns), pick(numbers, nouns))
+                for _ in range(40)
+            )
+            + "\n\n"
+        )
     return "".join(lines)
 
 
 def picture(numbers):
-    """A class and 32 x 32 grey bytes: horizontal or vertical stripes, a disc or a ring, in noise."""
+    """A class and 32 x 32 grey bytes: stripes of two directions, a disc or a ring, in noise."""
     kind = int(4 * numbers.random())
     shift, size = int(8 * numbers.random()), 6 + 6 * numbers.random()
     x0, y0 = 10 + 12 * numbers.random(), 10 + 12 * numbers.random()
@@ -49,8 +61,12 @@ def picture(numbers):
     for y in range(SIDE):
         for x in range(SIDE):
             away = ((x - x0) ** 2 + (y - y0) ** 2) ** 0.5
-            lit = (((y + shift) // 4 % 2), ((x + shift) // 4 % 2), away < size,
-                   size - 2.5 < away < size)[kind]  # fmt: skip
+            lit = (
+                ((y + shift) // 4 % 2),
+                ((x + shift) // 4 % 2),
+                away < size,
+                size - 2.5 < away < size,
+            )[kind]
             pixels.append(int(60 + 60 * bool(lit) + 100 * numbers.random()))
     return bytes([kind]) + bytes(pixels)
 
@@ -60,9 +76,22 @@ def main(folder, lln):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "text.txt").write_text(text(400, 1), encoding="utf-8")
     (folder / "held_out.txt").write_text(text(12, 2), encoding="utf-8")
-    subprocess.run([lln, "tokenize", str(folder / "text.txt"), "--validation",
-                    str(folder / "held_out.txt"), "--tokenizer", "bytes", "--replace", "-o",
-                    str(folder / "tokens")], check=True, stdout=subprocess.DEVNULL)  # fmt: skip
+    subprocess.run(
+        [
+            lln,
+            "tokenize",
+            str(folder / "text.txt"),
+            "--validation",
+            str(folder / "held_out.txt"),
+            "--tokenizer",
+            "bytes",
+            "--replace",
+            "-o",
+            str(folder / "tokens"),
+        ],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     for name, count, seed in (("train", 2000, 3), ("test", 200, 4)):
         numbers = random.Random(seed)
         made = b"".join(picture(numbers) for _ in range(count))

@@ -13,6 +13,7 @@ import unittest
 
 from small_experiment import ROOT, WORDS, Scratch
 
+# isort: split  (the line above makes these findable)
 import page
 from harness import analysis, document, figures, plan, record, summary, views
 
@@ -23,20 +24,56 @@ def run(row, seed, loss, **more):
     """A record of the experiment words."""
     name = more.pop("attention", row)
     made = {
-        "experiment": "words", "part": "", "row": row, "seed": seed, "status": "finished",
-        "cut": False, "cut_by": "", "machine": {"gpu": "An Abacus", "cpu": "wood", "cores": 2},
-        "jobs": 1, "revision": "abc", "torch": "2.0", "seconds": 60.0, "device": "cuda",
-        "settings": {**SETTINGS, "attention.name": name, "train.seed": seed, "data.seed": seed,
-                     "model.seed": seed},
-        "metric": "loss", "chance": 7.5, "chance_text": "unigram", "steps": 400, "batch": 4,
-        "step": 400, "final_step": 400, "final": {"loss": loss}, "best": {"loss": loss - 1},
-        "best_step": 300, "curve": [[200, 5.0], [400, loss]], "spikes": 2,
-        "gradient_norm": {"median": 0.5, "p99": 1.5, "max": 2.5}, "tokens_per_second": 123456.0,
-        "rows_per_second": 100.0, "memory_bytes": 4.5e9,
-        "instruments": [{"step": 400, "kind": "lln", "heads": 2, "entropy": [4.25, 0.1],
-                         "entropy_limit": 6.2, "gap": [0.75, 0.1], "log_variance": [0.5, 0.1],
-                         "alpha": [2.5, 0.1], "beta": [2.25, 0.1]}],
-    }  # fmt: skip
+        "experiment": "words",
+        "part": "",
+        "row": row,
+        "seed": seed,
+        "status": "finished",
+        "cut": False,
+        "cut_by": "",
+        "machine": {"gpu": "An Abacus", "cpu": "wood", "cores": 2},
+        "jobs": 1,
+        "revision": "abc",
+        "torch": "2.0",
+        "seconds": 60.0,
+        "device": "cuda",
+        "settings": {
+            **SETTINGS,
+            "attention.name": name,
+            "train.seed": seed,
+            "data.seed": seed,
+            "model.seed": seed,
+        },
+        "metric": "loss",
+        "chance": 7.5,
+        "chance_text": "unigram",
+        "steps": 400,
+        "batch": 4,
+        "step": 400,
+        "final_step": 400,
+        "final": {"loss": loss},
+        "best": {"loss": loss - 1},
+        "best_step": 300,
+        "curve": [[200, 5.0], [400, loss]],
+        "spikes": 2,
+        "gradient_norm": {"median": 0.5, "p99": 1.5, "max": 2.5},
+        "tokens_per_second": 123456.0,
+        "rows_per_second": 100.0,
+        "memory_bytes": 4.5e9,
+        "instruments": [
+            {
+                "step": 400,
+                "kind": "lln",
+                "heads": 2,
+                "entropy": [4.25, 0.1],
+                "entropy_limit": 6.2,
+                "gap": [0.75, 0.1],
+                "log_variance": [0.5, 0.1],
+                "alpha": [2.5, 0.1],
+                "beta": [2.25, 0.1],
+            }
+        ],
+    }
     return {**made, **more}
 
 
@@ -62,22 +99,40 @@ class Page(Pages):
         self.assertIn("| Diag | 2 | 3.050 ± 0.071 | 60 s | 123k | 4.5 GB |", text)
         self.assertIn("| LLN + Diag | 1 | 2.900 | 60 s |", text)
         self.assertIn("3 runs. An Abacus, torch 2.0, revision abc (3 runs).", text)
-        self.assertIn("| LLN + Diag | 2 | 0.5 | 1.5 | 2.5 | 4.25 | 0.750 | 0.50 | 2.50 | 2.25 |", text)
+        self.assertIn(
+            "| LLN + Diag | 2 | 0.5 | 1.5 | 2.5 | 4.25 | 0.750 | 0.50 | 2.50 | 2.25 |", text
+        )
         # Diag has no matrix that the instruments measure.
         self.assertIn("| Diag | 2 | 0.5 | 1.5 | 2.5 | - | - | - | - | - |", text)
 
     def test_cut_and_failed(self):
         cut = run("diag", 0, 4.0, status="cut", cut=True, cut_by="limit", step=170, final_step=160)
-        failed = run("diag", 1, 0.0, status="failed", message="lln: out | of memory\nmore",
-                     final=None, best=None)  # fmt: skip
+        failed = run(
+            "diag",
+            1,
+            0.0,
+            status="failed",
+            message="lln: out | of memory\nmore",
+            final=None,
+            best=None,
+        )
         text = self.page(cut, failed)
         self.assertIn("2 of 3 runs.", text)
         self.assertIn("| Diag | 1 | 4.000 * |", text)
         self.assertIn("cut short: step 160 of 400; 1 of 2 runs failed: out / of memory |", text)
 
     def test_a_row_that_only_failed_is_there(self):
-        text = self.page(run("diag", 0, 0.0, status="not_finite", message="lln: not finite",
-                             final=None, best=None))  # fmt: skip
+        text = self.page(
+            run(
+                "diag",
+                0,
+                0.0,
+                status="not_finite",
+                message="lln: not finite",
+                final=None,
+                best=None,
+            )
+        )
         self.assertIn("| Diag | 0 | - |", text)
         self.assertIn("1 of 1 runs not finite: not finite", text)
 
@@ -95,12 +150,23 @@ class Page(Pages):
         self.assertNotIn("2.000", text)
 
     def test_parts(self):
-        tuned = run("diag", 0, 0.0, experiment="tuned", part="sst2", metric="accuracy",
-                    chance=0.5, final={"accuracy": 0.8125, "loss": 1.0})  # fmt: skip
+        tuned = run(
+            "diag",
+            0,
+            0.0,
+            experiment="tuned",
+            part="sst2",
+            metric="accuracy",
+            chance=0.5,
+            final={"accuracy": 0.8125, "loss": 1.0},
+        )
         tuned["settings"]["data.task"] = "sst2"
         text = self.page(tuned, name="tuned")
-        self.assertIn("| attention | sst2: accuracy, % |\n| --- | --- |\n| nothing learned | 50.0 |\n"
-                      "| diag | 81.2 (1) |", text)  # fmt: skip
+        self.assertIn(
+            "| attention | sst2: accuracy, % |\n| --- | --- |\n| nothing learned | 50.0 |\n"
+            "| diag | 81.2 (1) |",
+            text,
+        )
 
     def test_other_records_make_another_page(self):
         self.assertNotEqual(self.page(run("diag", 0, 3.0)), self.page(run("diag", 0, 3.1)))
@@ -147,26 +213,53 @@ class Analysis(Pages):
         return [summary.Results(plan.read("words", self.folder), self.folder)]
 
     def test_where_lln_loses(self):
-        self.write("words", WORDS.replace("seeds = 2", "seeds = 2").replace(
-            'name = "diag"', 'name = "softmax+diag"').replace(
-            "name=diag", "name=softmax+diag"))  # fmt: skip
+        self.write(
+            "words",
+            WORDS.replace("seeds = 2", "seeds = 2")
+            .replace('name = "diag"', 'name = "softmax+diag"')
+            .replace("name=diag", "name=softmax+diag"),
+        )
         soft = [run("softmax+diag", seed, 3.0 + seed / 10) for seed in (0, 1)]
-        (table,) = [b for b in analysis.losses(self.results(*soft, run("lln+diag", 0, 3.25)))
-                    if isinstance(b, document.Table)]  # fmt: skip
-        self.assertEqual(table.rows, [["Words", "LLN + Diag", "loss", "7.500", "3.250", "3.050",
-                                       "+0.200", "-", "1, 2", "loses"]])  # fmt: skip
+        (table,) = [
+            b
+            for b in analysis.losses(self.results(*soft, run("lln+diag", 0, 3.25)))
+            if isinstance(b, document.Table)
+        ]
+        self.assertEqual(
+            table.rows,
+            [
+                [
+                    "Words",
+                    "LLN + Diag",
+                    "loss",
+                    "7.500",
+                    "3.250",
+                    "3.050",
+                    "+0.200",
+                    "-",
+                    "1, 2",
+                    "loses",
+                ]
+            ],
+        )
 
     def test_what_a_component_is_worth(self):
-        self.write("language", WORDS.replace('"lln+diag"', '"softmax+diag"').replace(
-            "name=lln+diag", "name=softmax+diag"))  # fmt: skip
+        self.write(
+            "language",
+            WORDS.replace('"lln+diag"', '"softmax+diag"').replace(
+                "name=lln+diag", "name=softmax+diag"
+            ),
+        )
         (self.folder / "language/config.toml").write_text(
-            (self.folder / "words/config.toml").read_text(encoding="utf-8"), encoding="utf-8")
+            (self.folder / "words/config.toml").read_text(encoding="utf-8"), encoding="utf-8"
+        )
         own = [run("diag", 0, 3.3), run("diag", 1, 3.4), run("softmax+diag", 0, 3.1)]
         self.put("language", [{**r, "experiment": "language"} for r in own])
         results = [summary.Results(plan.read("language", self.folder), self.folder)]
         (table,) = [b for b in analysis.worth(results) if isinstance(b, document.Table)]
-        self.assertEqual(table.rows[1], ["softmax beside Diag", "3.350", "3.100", "-0.250", "-",
-                                         "2, 1"])  # fmt: skip
+        self.assertEqual(
+            table.rows[1], ["softmax beside Diag", "3.350", "3.100", "-0.250", "-", "2, 1"]
+        )
         self.assertIn("unigram", table.rows[0][0])
 
     def test_rank_correlation(self):
@@ -204,8 +297,10 @@ class Parts(unittest.TestCase):
         self.assertEqual(record.thinned([1, 2], 40), [1, 2])
 
     def test_rounded(self):
-        self.assertEqual(record.rounded({"a": [1.23456789, 2], "b": math.nan, "c": "x", "d": True}),
-                         {"a": [1.23457, 2], "b": None, "c": "x", "d": True})  # fmt: skip
+        self.assertEqual(
+            record.rounded({"a": [1.23456789, 2], "b": math.nan, "c": "x", "d": True}),
+            {"a": [1.23457, 2], "b": None, "c": "x", "d": True},
+        )
 
     def test_ticks(self):
         axis = figures.linear("x", [0.3, 4.1])

@@ -10,6 +10,7 @@ import unittest
 
 from small_experiment import ROOT, WORDS, Scratch
 
+# isort: split  (the line above makes these findable)
 from harness import plan
 
 
@@ -30,53 +31,73 @@ class Plan(Scratch):
         self.assertIn("attention.name=diag", jobs[0].sets)
 
     def test_a_row_in_place_of_the_config(self):
-        self.write("words", WORDS + 'seconds = 5\n[[row]]\nname = "short"\nset = ["train.steps=7"]\n')
+        self.write(
+            "words", WORDS + 'seconds = 5\n[[row]]\nname = "short"\nset = ["train.steps=7"]\n'
+        )
         self.assertEqual(plan.read("words", self.folder).jobs[-2].settings["train.steps"], 7)
 
     def test_parts_multiply_rows(self):
-        self.write("words", WORDS + '[[part]]\nname = "a"\nset = ["data.tokens=8"]\n'
-                                    '[[part]]\nname = "b"\nrows = ["diag"]\nseeds = 1\n')  # fmt: skip
+        self.write(
+            "words",
+            WORDS + '[[part]]\nname = "a"\nset = ["data.tokens=8"]\n'
+            '[[part]]\nname = "b"\nrows = ["diag"]\nseeds = 1\n',
+        )
         jobs = plan.read("words", self.folder).jobs
-        self.assertEqual([job.name for job in jobs],
-                         ["a/diag-s0", "a/lln+diag-s0", "b/diag-s0", "a/diag-s1"])  # fmt: skip
+        self.assertEqual(
+            [job.name for job in jobs], ["a/diag-s0", "a/lln+diag-s0", "b/diag-s0", "a/diag-s1"]
+        )
         self.assertEqual(jobs[0].settings["data.tokens"], 8)
         self.assertNotIn("data.tokens", jobs[2].settings)
 
     def test_a_grid(self):
-        self.write("words", WORDS + '[[part]]\nname = "n"\nset = ["data.tokens=8"]\n'
-                                    "grid = { data.pairs = [2, 4], model.dim = [16, 32] }\n")  # fmt: skip
+        self.write(
+            "words",
+            WORDS + '[[part]]\nname = "n"\nset = ["data.tokens=8"]\n'
+            "grid = { data.pairs = [2, 4], model.dim = [16, 32] }\n",
+        )
         found = plan.read("words", self.folder)
-        self.assertEqual([p["name"] for p in found.parts],
-                         ["n-pairs=2-dim=16", "n-pairs=2-dim=32", "n-pairs=4-dim=16",
-                          "n-pairs=4-dim=32"])  # fmt: skip
+        self.assertEqual(
+            [p["name"] for p in found.parts],
+            ["n-pairs=2-dim=16", "n-pairs=2-dim=32", "n-pairs=4-dim=16", "n-pairs=4-dim=32"],
+        )
         self.assertEqual(found.jobs[0].settings["data.pairs"], 2)
         self.assertEqual(found.jobs[0].settings["model.dim"], 16)
 
     def test_settings_for_diag_alone(self):
-        self.write("words", WORDS.replace("name=lln+diag", "name=lln")
-                   + '[[part]]\nname = "a"\nset_diag = ["attention.diag_block=8"]\n')  # fmt: skip
+        self.write(
+            "words",
+            WORDS.replace("name=lln+diag", "name=lln")
+            + '[[part]]\nname = "a"\nset_diag = ["attention.diag_block=8"]\n',
+        )
         jobs = {job.row: job for job in plan.read("words", self.folder).jobs}
         self.assertEqual(jobs["diag"].settings["attention.diag_block"], 8)
         self.assertNotIn("attention.diag_block", jobs["lln+diag"].settings)
 
     def test_unknown_keys(self):
-        self.assertIn("unknown key 'sedes', did you mean 'seeds'?",
-                      self.refused("sedes = 3\n" + WORDS))  # fmt: skip
+        self.assertIn(
+            "unknown key 'sedes', did you mean 'seeds'?", self.refused("sedes = 3\n" + WORDS)
+        )
         self.assertIn("did you mean 'label'?", self.refused(WORDS + 'lable = "x"\n'))
-        self.assertIn("did you mean 'grid'?",
-                      self.refused(WORDS + '[[part]]\nname = "a"\ngird = {}\n'))  # fmt: skip
+        self.assertIn(
+            "did you mean 'grid'?", self.refused(WORDS + '[[part]]\nname = "a"\ngird = {}\n')
+        )
 
     def test_wrong_values(self):
         self.assertIn("expected a int", self.refused('seeds = "3"\n' + WORDS))
         self.assertIn("not KEY=VALUE", self.refused('set = ["train.steps"]\n' + WORDS))
         self.assertIn("kind 'cots'", self.refused('kind = "cots"\n' + WORDS))
         self.assertIn("'title' is missing", self.refused(WORDS.replace("title", "note")))
-        self.assertIn("two of them are named 'diag'", self.refused(WORDS.replace("lln+diag", "diag")))
+        self.assertIn(
+            "two of them are named 'diag'", self.refused(WORDS.replace("lln+diag", "diag"))
+        )
         self.assertIn("expected small letters", self.refused(WORDS.replace('"diag"', '"../diag"')))
-        self.assertIn("did you mean 'diag'?",
-                      self.refused(WORDS + '[[part]]\nname = "a"\nrows = ["daig"]\n'))  # fmt: skip
+        self.assertIn(
+            "did you mean 'diag'?", self.refused(WORDS + '[[part]]\nname = "a"\nrows = ["daig"]\n')
+        )
         self.assertIn("expected EXPERIMENT:ROW", self.refused(WORDS + 'from = "language"\n'))
-        self.assertIn("missing.toml does not exist", self.refused('config = "missing.toml"\n' + WORDS))
+        self.assertIn(
+            "missing.toml does not exist", self.refused('config = "missing.toml"\n' + WORDS)
+        )
         self.assertIn("Invalid", self.refused("title = \n"))
 
     def test_no_such_experiment(self):

@@ -20,8 +20,16 @@ PROGRAM = [sys.executable, "-B", str(ROOT / "experiments/run")]
 
 class Runner(Scratch):
     def words(self, *arguments):
-        return [*PROGRAM, "--folder", str(self.folder), "--runs", str(self.folder / "runs"),
-                "--lln", FAKE, *arguments]  # fmt: skip
+        return [
+            *PROGRAM,
+            "--folder",
+            str(self.folder),
+            "--runs",
+            str(self.folder / "runs"),
+            "--lln",
+            FAKE,
+            *arguments,
+        ]
 
     def run_it(self, *arguments, expect=0):
         done = subprocess.run(self.words(*arguments), capture_output=True, text=True, timeout=100)
@@ -32,15 +40,18 @@ class Runner(Scratch):
         shown = self.run_it("words", "--revision", "abc").stderr
         self.assertIn("3/3  words diag-s1  finished", shown)
         found = self.records("words")
-        self.assertEqual([(r["row"], r["seed"]) for r in found],
-                         [("diag", 0), ("lln+diag", 0), ("diag", 1)])  # fmt: skip
+        self.assertEqual(
+            [(r["row"], r["seed"]) for r in found], [("diag", 0), ("lln+diag", 0), ("diag", 1)]
+        )
         one = found[1]
-        self.assertEqual((one["status"], one["cut"], one["revision"], one["jobs"]),
-                         ("finished", False, "abc", 1))  # fmt: skip
+        self.assertEqual(
+            (one["status"], one["cut"], one["revision"], one["jobs"]), ("finished", False, "abc", 1)
+        )
         self.assertEqual(one["settings"]["attention.name"], "lln+diag")
         self.assertEqual(one["settings"]["train.steps"], 400)
-        self.assertEqual((one["metric"], one["chance"], one["step"], one["steps"]),
-                         ("loss", 7.5, 400, 400))  # fmt: skip
+        self.assertEqual(
+            (one["metric"], one["chance"], one["step"], one["steps"]), ("loss", 7.5, 400, 400)
+        )
         self.assertEqual(one["final"], one["best"])
         self.assertEqual(len(one["curve"]), 5)
         self.assertLess(0, one["gradient_norm"]["median"])
@@ -65,13 +76,16 @@ class Runner(Scratch):
         self.assertIn("3 without a record", self.run_it("words", "--list").stdout)
 
     def test_cut_short(self):
-        shown = self.run_it("words", "--rows", "lln+diag", "--set", "fake.sleep=60", "--limit", "0.5")
+        shown = self.run_it(
+            "words", "--rows", "lln+diag", "--set", "fake.sleep=60", "--limit", "0.5"
+        )
         self.assertIn("cut", shown.stderr)
         (one,) = self.records("words")
         self.assertEqual((one["status"], one["cut"], one["cut_by"]), ("cut", True, "limit"))
         self.assertEqual((one["step"], one["final_step"]), (200, 160))
-        self.assertEqual(self.run_it("words", "--rows", "lln+diag", "--set", "fake.sleep=60").stderr,
-                         "")  # fmt: skip
+        self.assertEqual(
+            self.run_it("words", "--rows", "lln+diag", "--set", "fake.sleep=60").stderr, ""
+        )
 
     def test_the_end_of_all(self):
         self.run_it("words", "--set", "fake.sleep=60", "--total", "0.5")
@@ -85,8 +99,10 @@ class Runner(Scratch):
         shown = self.run_it("words", "--set", "fake.exit=3", expect=1).stderr
         self.assertIn("failed", shown)
         self.assertIn("it cannot work", shown)
-        self.assertEqual({(r["status"], r["message"]) for r in self.records("words")},
-                         {("failed", "lln: it cannot work")})  # fmt: skip
+        self.assertEqual(
+            {(r["status"], r["message"]) for r in self.records("words")},
+            {("failed", "lln: it cannot work")},
+        )
         self.assertIn("3/3", self.run_it("words", "--set", "fake.exit=3", expect=1).stderr)
 
     def test_not_finite_is_a_result(self):
@@ -103,11 +119,15 @@ class Runner(Scratch):
 
     def test_ctrl_c(self):
         self.run_it("words", "--rows", "lln+diag", "--set", "fake.sleep=0")
-        process = subprocess.Popen(self.words("words", "--set", "fake.sleep=0", "--set",
-                                              "fake.sleep=60", "--jobs", "3"),
-                                   stderr=subprocess.PIPE, text=True)  # fmt: skip
-        waits = [self.folder / f"runs/words/{name}/waits"
-                 for name in ("diag-s0", "diag-s1", "lln+diag-s0")]  # fmt: skip
+        process = subprocess.Popen(
+            self.words("words", "--set", "fake.sleep=0", "--set", "fake.sleep=60", "--jobs", "3"),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        waits = [
+            self.folder / f"runs/words/{name}/waits"
+            for name in ("diag-s0", "diag-s1", "lln+diag-s0")
+        ]
         limit = time.monotonic() + 60
         while not all(path.exists() for path in waits) and time.monotonic() < limit:
             time.sleep(0.05)
@@ -120,21 +140,42 @@ class Runner(Scratch):
         self.assertEqual(still.stdout, "")
 
     def test_one_that_hears_nothing_is_killed(self):
-        code = ("import sys; sys.path.insert(0, sys.argv[1]); from harness import runner; "
-                "runner.GRACE = 0.5; sys.argv = ['run', *sys.argv[2:]]; "
-                "import runpy; runpy.run_path(sys.argv.pop(1), run_name='__main__')")  # fmt: skip
-        words = self.words("words", "--rows", "lln+diag", "--set", "fake.sleep=60", "--set",
-                           "fake.deaf=1", "--limit", "0.5")  # fmt: skip
-        done = subprocess.run([sys.executable, "-B", "-c", code, str(ROOT / "experiments"),
-                               *words[2:]], capture_output=True, text=True, timeout=60)  # fmt: skip
+        code = (
+            "import sys; sys.path.insert(0, sys.argv[1]); from harness import runner; "
+            "runner.GRACE = 0.5; sys.argv = ['run', *sys.argv[2:]]; "
+            "import runpy; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+        )
+        words = self.words(
+            "words",
+            "--rows",
+            "lln+diag",
+            "--set",
+            "fake.sleep=60",
+            "--set",
+            "fake.deaf=1",
+            "--limit",
+            "0.5",
+        )
+        done = subprocess.run(
+            [sys.executable, "-B", "-c", code, str(ROOT / "experiments"), *words[2:]],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual([r["cut_by"] for r in self.records("words")], ["limit"])
 
     def test_starts_from_another(self):
         shown = self.run_it("tuned").stderr
-        self.assertEqual([line.split()[1:3] for line in shown.splitlines()],
-                         [["words", "diag-s0"], ["tuned", "sst2/diag-s0"], ["words", "diag-s1"],
-                          ["tuned", "sst2/diag-s1"]])  # fmt: skip
+        self.assertEqual(
+            [line.split()[1:3] for line in shown.splitlines()],
+            [
+                ["words", "diag-s0"],
+                ["tuned", "sst2/diag-s0"],
+                ["words", "diag-s1"],
+                ["tuned", "sst2/diag-s1"],
+            ],
+        )
         self.assertEqual(len(self.records("words")), 2)
         words = self.run_it("tuned", "--again", "--dry-run").stdout.splitlines()
         self.assertEqual(len(words), 2)  # what they start from is still there
@@ -142,18 +183,24 @@ class Runner(Scratch):
 
     def test_a_start_that_fails(self):
         shown = self.run_it("tuned", "--set", "fake.exit=3", "--seeds", "0", expect=1).stderr
-        self.assertIn("not run: tuned sst2/diag-s0: what it starts from has not been trained", shown)
+        self.assertIn(
+            "not run: tuned sst2/diag-s0: what it starts from has not been trained", shown
+        )
         self.assertEqual(self.records("tuned"), [])
 
     def test_checkpoints(self):
         self.run_it("words")
-        left = sorted(p.parent.parent.parent.name for p in self.folder.glob("runs/*/*/checkpoints/*/*"))
+        left = sorted(
+            p.parent.parent.parent.name for p in self.folder.glob("runs/*/*/checkpoints/*/*")
+        )
         self.assertEqual(left, ["diag-s0", "diag-s1"])  # another experiment starts from them
 
     def test_copies(self):
         self.run_it("words", "--rows", "diag", "--copy", str(self.folder / "copy"))
-        self.assertEqual((self.folder / "copy/words/records.jsonl").read_text(encoding="utf-8"),
-                         (self.folder / "words/records.jsonl").read_text(encoding="utf-8"))  # fmt: skip
+        self.assertEqual(
+            (self.folder / "copy/words/records.jsonl").read_text(encoding="utf-8"),
+            (self.folder / "words/records.jsonl").read_text(encoding="utf-8"),
+        )
 
     def test_check(self):
         self.run_it("words")
@@ -175,13 +222,18 @@ class Runner(Scratch):
         self.assertIn("expected names", self.run_it(expect=2).stderr)
         self.write("words", 'data = ["tokens"]\n' + WORDS)
         self.assertIn("--data DIR with tokens", self.run_it("words", expect=2).stderr)
-        self.assertIn("tokens is not there",
-                      self.run_it("words", "--data", str(self.folder), expect=2).stderr)  # fmt: skip
+        self.assertIn(
+            "tokens is not there", self.run_it("words", "--data", str(self.folder), expect=2).stderr
+        )
         self.assertIn("is not there", self.run_it("words", "--lln", "/no/lln", expect=2).stderr)
 
     def test_costs(self):
-        self.write("words", WORDS.replace("seeds = 2", "").replace(
-            "group", 'kind = "cost"\ntokens = [512, 1024]\ngroup'))  # fmt: skip
+        self.write(
+            "words",
+            WORDS.replace("seeds = 2", "").replace(
+                "group", 'kind = "cost"\ntokens = [512, 1024]\ngroup'
+            ),
+        )
         self.run_it("words")
         self.assertEqual([p["tokens"] for p in self.records("words")[0]["cost"]], [512, 1024])
 

@@ -37,18 +37,43 @@ TASKS = {
     "SST-2": ("train.tsv", "dev.tsv", "sentence\tlabel", "{0}\t{2}"),
     "CoLA": ("train.tsv", "dev.tsv", "", "gj04\t{2}\t\t{0}"),
     "RTE": ("train.tsv", "dev.tsv", "index\tsentence1\tsentence2\tlabel", "{3}\t{0}\t{1}\t{4}"),
-    "MRPC": ("msr_paraphrase_train.txt", "msr_paraphrase_test.txt",
-             "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", "{2}\t1\t2\t{0}\t{1}"),
+    "MRPC": (
+        "msr_paraphrase_train.txt",
+        "msr_paraphrase_test.txt",
+        "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String",
+        "{2}\t1\t2\t{0}\t{1}",
+    ),
     "STS-B": ("sts-train.csv", "sts-dev.csv", "", "a\tb\tc\t{3}\t{2}.5\t{0}\t{1}"),
-    "MNLI": ("train_subset.tsv", "dev_matched.tsv", "premise\thypothesis\tlabel", "{0}\t{1}\tneutral"),
-    "QNLI": ("train_reconstructed.tsv", "dev.tsv", "index\tquestion\tsentence\tlabel",
-             "{3}\t{0}\t{1}\t{4}"),
-    "QQP": ("train_subset.tsv", "dev_subset.tsv", "question1\tquestion2\tis_duplicate",
-            "{0}\t{1}\t{2}"),
-}  # fmt: skip
-SMALL = ["train.warmup=1", "train.batch=4", "train.log_every=1", "train.evaluate_rows=4",
-         "train.precision=f32", "train.cuda_graph=false", "model.layers=1", "model.dim=96",
-         "train.evaluate_every=1000"]  # fmt: skip
+    "MNLI": (
+        "train_subset.tsv",
+        "dev_matched.tsv",
+        "premise\thypothesis\tlabel",
+        "{0}\t{1}\tneutral",
+    ),
+    "QNLI": (
+        "train_reconstructed.tsv",
+        "dev.tsv",
+        "index\tquestion\tsentence\tlabel",
+        "{3}\t{0}\t{1}\t{4}",
+    ),
+    "QQP": (
+        "train_subset.tsv",
+        "dev_subset.tsv",
+        "question1\tquestion2\tis_duplicate",
+        "{0}\t{1}\t{2}",
+    ),
+}
+SMALL = [
+    "train.warmup=1",
+    "train.batch=4",
+    "train.log_every=1",
+    "train.evaluate_rows=4",
+    "train.precision=f32",
+    "train.cuda_graph=false",
+    "model.layers=1",
+    "model.dim=96",
+    "train.evaluate_every=1000",
+]
 STEPS = ["train.steps=2", "train.instruments_every=2"]
 WORDS = [*SMALL, *STEPS, "data.tokens=64", "model.max_tokens=512"]
 # What makes each of them small; grids and lengths stay what they are.
@@ -57,11 +82,22 @@ SETTINGS = {
     "vision": [*SMALL, "train.epochs=0.1", "train.instruments_every=0"],
     "lra": [*SMALL, *STEPS, "train.instruments_every=0"],
     "recall": [*SMALL, *STEPS],
-    "cost": ["train.precision=f32", "train.cuda_graph=false", "model.layers=1", "model.dim=96",
-             "model.heads=2", "data.vocabulary=64"],
-    "lra-cost": ["train.precision=f32", "train.cuda_graph=false", "model.layers=1", "train.batch=1"],
+    "cost": [
+        "train.precision=f32",
+        "train.cuda_graph=false",
+        "model.layers=1",
+        "model.dim=96",
+        "model.heads=2",
+        "data.vocabulary=64",
+    ],
+    "lra-cost": [
+        "train.precision=f32",
+        "train.cuda_graph=false",
+        "model.layers=1",
+        "train.batch=1",
+    ],
     "smoke": ["train.steps=2", "train.warmup=1"],
-}  # fmt: skip
+}
 LENGTHS = (64,)  # of costs
 
 
@@ -80,18 +116,34 @@ def write_data(folder):
     """One folder with all that experiments/README.md names."""
     text = make_data.text(40, 1)
     (folder / "words.txt").write_text(text, encoding="utf-8")
-    for target, more in (("tokens", ["--vocab", "200"]),
-                         ("wikitext2/tokens", ["--tokenizer", folder / "tokens/tokenizer.model"])):  # fmt: skip
-        subprocess.run([PROGRAM, "tokenize", folder / "words.txt", "--hold-out", "0.3", "-o",
-                        folder / target, *more], check=True, capture_output=True)  # fmt: skip
+    for target, more in (
+        ("tokens", ["--vocab", "200"]),
+        ("wikitext2/tokens", ["--tokenizer", folder / "tokens/tokenizer.model"]),
+    ):
+        subprocess.run(
+            [
+                PROGRAM,
+                "tokenize",
+                folder / "words.txt",
+                "--hold-out",
+                "0.3",
+                "-o",
+                folder / target,
+                *more,
+            ],
+            check=True,
+            capture_output=True,
+        )
     write_glue(folder / "glue")
     for name in ("train", "test"):
         rows = ["label\trating\tid\ttext", *(f"{i % 2}\t1\t{i}\tmine soka {i}" for i in range(8))]
         (folder / f"imdb.{name}.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
         pixels = b"".join(bytes([i % 10]) + bytes(1024) for i in range(400))
         (folder / f"cifar10_gray_{name}.bin").write_bytes(pixels)
-    articles = [f"= Title {i} =\n\n" + text[40 * i : 40 * i + 9000].replace("\n", " ") + "\n\n"
-                for i in range(200)]  # fmt: skip
+    articles = [
+        f"= Title {i} =\n\n" + text[40 * i : 40 * i + 9000].replace("\n", " ") + "\n\n"
+        for i in range(200)
+    ]
     (folder / "enwiki2015.train.0.txt").write_text("".join(articles), encoding="utf-8")
     picture = folder / "picture.jpg"
     picture.write_bytes(JPEG)
@@ -124,9 +176,16 @@ class Start(unittest.TestCase):
 
         def options(name):
             sets = SETTINGS.get(name, WORDS)
-            return Options(lln=PROGRAM, data=folder, runs=folder / "runs", threads=1, jobs=2,
-                           limit=200, extra=tuple(sets),
-                           kept=frozenset(plan.starting_points()))  # fmt: skip
+            return Options(
+                lln=PROGRAM,
+                data=folder,
+                runs=folder / "runs",
+                threads=1,
+                jobs=2,
+                limit=200,
+                extra=tuple(sets),
+                kept=frozenset(plan.starting_points()),
+            )
 
         def small(job):
             if job.kind == "cost":
