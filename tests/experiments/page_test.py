@@ -13,7 +13,7 @@ import unittest
 
 from small_experiment import ROOT, WORDS, Scratch
 
-# isort: split  (the line above makes these findable)
+# isort: split
 import page
 from harness import analysis, document, figures, plan, record, summary, views
 

@@ -10,7 +10,7 @@ import unittest
 
 from small_experiment import ROOT, WORDS, Scratch
 
-# isort: split  (the line above makes these findable)
+# isort: split
 from harness import plan
 
 
