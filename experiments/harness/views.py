@@ -6,7 +6,7 @@ SPDX-License-Identifier: Apache-2.0
 import itertools
 import math
 
-from harness import figures
+from harness import compare, figures
 from harness.document import Code, Heading, Points, Table, Text
 from harness.numbers import (
     NONE,
@@ -33,8 +33,9 @@ def part_label(part):
 
 def command(experiment):
     data = " --data DIR" if any("data" in t for t in (experiment.table, *experiment.parts)) else ""
-    device = "cpu" if experiment.table.get("view") == "smoke" else "cuda"
-    return f"experiments/run {experiment.name}{data} --runs DIR --device {device}"
+    if experiment.table.get("view") == "smoke":
+        return "make experiments-smoke"
+    return f"experiments/run {experiment.name}{data} --runs DIR --device cuda"
 
 
 def chance_row(results, part, columns):
@@ -361,8 +362,33 @@ def equal_time(results):
     return [*blocks, *remarks(results)]
 
 
+def smoke(results):
+    """What a rerun is compared with."""
+    rows = []
+    for cell in results.cells.values():
+        for record in cell.good:
+            metric, number = compare.measure(record)
+            tolerance = compare.tolerance_of(results.experiment, cell.part["name"], metric, number)
+            chance = results.chance(cell.part["name"])
+            rows.append(
+                [
+                    part_label(cell.part),
+                    label(cell),
+                    metric,
+                    fixed(chance[1], 3) if chance else NONE,
+                    fixed(number, 3),
+                    fixed(tolerance, 3),
+                    duration(record["seconds"]),
+                ]
+            )
+    head = ["group", "attention", "metric", "nothing learned", "recorded", "a rerun is within"]
+    return [Table([*head, "took"], rows), *remarks(results)]
+
+
 def view_of(results):
     table = results.experiment.table
+    if table.get("view") == "smoke":
+        return smoke
     if table.get("view") == "equal-time":
         return equal_time
     if table.get("kind") == "cost":

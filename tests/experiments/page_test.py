@@ -168,6 +168,98 @@ class Page(Pages):
             text,
         )
 
+    def test_small_scale(self):
+        self.write("words", 'view = "smoke"\ntolerance = 0.25\n' + WORDS)
+        text = self.page(run("diag", 0, 3.0, seconds=12.0))
+        self.assertIn("    make experiments-smoke\n", text)
+        self.assertIn("| Diag | loss | 7.500 | 3.000 | 0.250 | 12 s |", text)
+
+    def test_costs(self):
+        self.write(
+            "words",
+            'kind = "cost"\ntokens = [512, 1024, 2048]\n'
+            + WORDS
+            + """
+[[published]]
+label = "Theirs"
+source = "a paper"
+values = { 1024 = "1 GB, 2 s" }
+""",
+        )
+        made = run(
+            "lln+diag",
+            0,
+            0.0,
+            final=None,
+            cost=[
+                {"tokens": 512, "step_ms": 12.5, "memory_bytes": 2e9},
+                {"tokens": 1024, "failure": "out of memory: tried"},
+            ],
+        )
+        made["settings"] = {**SETTINGS, "attention.name": "lln+diag"}
+        text = self.page(made)
+        self.assertIn("| LLN + Diag | 12.5 ms | out of memory | - |", text)
+        self.assertIn("| LLN + Diag | 2 GB | out of memory | - |", text)
+        self.assertIn("| Theirs (a paper) | 1 GB, 2 s |", text)
+
+    def test_generation(self):
+        self.write("words", 'generate = [8, 16]\nevaluate_on = ["other"]\n' + WORDS)
+        text = self.page(
+            run(
+                "lln+diag",
+                0,
+                2.0,
+                evaluated_on={"other": {"loss": 3.0}},
+                generated={
+                    "8": {"tokens_per_second": 250.0, "memory_bytes": 1000},
+                    "16": {"tokens_per_second": 240.0, "memory_bytes": 1000},
+                },
+            )
+        )
+        self.assertIn("| LLN + Diag | 1 | 7.389 | 20.09 |", text)
+        self.assertIn("| LLN + Diag | 250/s, 1 KB | 240/s, 1 KB |", text)
+
+    def test_a_grid(self):
+        self.write(
+            "words",
+            WORDS.replace("seeds = 2", "")
+            + """
+[[part]]
+name = "n"
+label = "N = 8"
+grid = { data.pairs = [2, 4] }
+""",
+        )
+        made = []
+        for pairs, accuracy in ((2, 0.95), (4, 0.3)):
+            one = run(
+                "diag",
+                0,
+                0.0,
+                part=f"n-pairs={pairs}",
+                metric="accuracy",
+                chance=0.1,
+                final={"accuracy": accuracy},
+            )
+            one["settings"]["data.pairs"] = pairs
+            made.append(one)
+        text = self.page(*made)
+        self.assertIn("| one of the values shown | 50.0 | 25.0 | - |", text)
+        self.assertIn("| Diag | 95.0 (1) | 30.0 (1) | 2 |", text)
+
+    def test_loss_at_equal_time(self):
+        self.write(
+            "words",
+            'view = "equal-time"\n'
+            + WORDS.replace("seeds = 2", "")
+            + '[[part]]\nname = "n"\nlabel = "N = 8"\n',
+        )
+        slow = run("diag", 0, 3.0, part="n", rows_per_second=50.0)  # 32 s
+        fast = run("lln+diag", 0, 3.5, part="n")  # 16 s
+        text = self.page(slow, fast)
+        self.assertIn("| N = 8 | Diag | 80 ms | 3.000 (1) | 16 s | 5.000 |", text)
+        self.assertIn("| N = 8 | LLN + Diag | 40 ms | 3.500 (1) | 16 s | 3.500 |", text)
+
     def test_other_records_make_another_page(self):
         self.assertNotEqual(self.page(run("diag", 0, 3.0)), self.page(run("diag", 0, 3.1)))
         self.assertEqual(self.page(run("diag", 0, 3.0)), self.page(run("diag", 0, 3.0)))
