@@ -15,6 +15,9 @@ import unittest
 
 from small_experiment import FAKE, ROOT, WORDS, Scratch
 
+# isort: split
+from harness import compare, plan
+
 PROGRAM = [sys.executable, "-B", str(ROOT / "experiments/run")]
 
 
@@ -132,8 +135,10 @@ class Runner(Scratch):
         while not all(path.exists() for path in waits) and time.monotonic() < limit:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
+        begin = time.monotonic()
         _, said = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 130)
+        self.assertLess(time.monotonic() - begin, 15)  # they were asked, not killed
         self.assertIn("stopped", said)
         self.assertEqual([r["row"] for r in self.records("words")], ["lln+diag"])
         still = subprocess.run(["pgrep", "-f", str(self.folder)], capture_output=True, text=True)
@@ -215,6 +220,17 @@ class Runner(Scratch):
         self.assertEqual(self.records("words"), before)
         failed = self.run_it("words", "--check", "--set", "fake.exit=3", expect=1).stdout
         self.assertIn("3 of them not as recorded", failed)
+
+    def test_a_rerun_that_was_cut_is_not_as_recorded(self):
+        self.run_it("words", "--rows", "lln+diag")
+        (one,) = self.records("words")
+        own = plan.read("words", self.folder)
+        (job,) = [job for job in own.jobs if job.row == "lln+diag"]
+        self.assertTrue(compare.comparison(own, job, one, one).fine)
+        self.assertEqual(compare.comparison(own, job, one, {**one, "status": "cut"}).fault, "cut")
+        slow = {**one, "seconds": 301.0}
+        self.assertEqual(compare.comparison(own, job, one, slow).fault, "too slow")
+        self.assertEqual(compare.comparison(own, job, one, None).fault, "not run")
 
     def test_usage(self):
         self.assertIn("no row 'daig'", self.run_it("words", "--rows", "daig", expect=2).stderr)
