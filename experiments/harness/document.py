@@ -94,33 +94,31 @@ def anchor(text):
     return re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-")
 
 
+def filled(text, indent=""):
+    """Lines of a paragraph; code stays in one of them."""
+    whole = re.sub(r"`[^`]+`", lambda m: m.group().replace(" ", "\0"), " ".join(text.split()))
+    lines = textwrap.fill(
+        whole, 110, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return lines.replace("\0", " ")
+
+
 def markdown_block(block):
     match block:
         case Heading():
             return "#" * block.level + " " + block.text
         case Text():
-            return textwrap.fill(
-                " ".join(block.text.split()), 110, break_long_words=False, break_on_hyphens=False
-            )
+            return filled(block.text)
         case Points():
-            return "\n".join(
-                textwrap.fill(
-                    "- " + " ".join(line.split()),
-                    110,
-                    subsequent_indent="  ",
-                    break_long_words=False,
-                    break_on_hyphens=False,
-                )
-                for line in block.lines
-            )
+            return "\n".join(filled("- " + line, "  ") for line in block.lines)
         case Code():
             return "\n".join("    " + line for line in block.text.splitlines())
         case Table():
             lines = [block.head, ["---"] * len(block.head), *block.rows]
             return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
         case Picture():
-            caption = textwrap.fill(" ".join(block.caption.split()), 110, break_on_hyphens=False)
-            return f"![{block.name.replace('_', ' ')}](pictures/{block.name}.svg)\n\n{caption}"
+            name = block.name
+            return f"![{name.replace('_', ' ')}](pictures/{name}.svg)\n\n{filled(block.caption)}"
     raise TypeError(block)
 
 

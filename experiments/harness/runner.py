@@ -264,7 +264,9 @@ class Running:
             found["stage"] = self.stage
             found["message"] = self.message()
         if job.kind == "cost":
-            found["cost"] = cost_points(self.outputs.get("cost"))
+            printed = self.outputs.get("cost") or {}
+            found["cost"] = cost_points(printed)
+            found.update({key: printed[key] for key in ("torch", "version") if key in printed})
         elif (self.folder / "run.json").exists():
             found.update(records.training(self.folder))
         for stage, printed in self.outputs.items():
