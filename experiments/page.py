@@ -33,7 +33,7 @@ GROUPS = {
 }
 # What is said of several experiments, behind those of a group.
 OVERALL = {
-    2: (analysis.worth, analysis.prediction),
+    2: (analysis.worth, analysis.sweeps, analysis.prediction),
     7: (analysis.losses,),
 }
 SPIKES = (

@@ -8,7 +8,7 @@ import math
 
 from harness import figures
 from harness.document import Heading, Table, Text
-from harness.numbers import NONE, value
+from harness.numbers import NONE, fixed, plain, result, value
 from harness.summary import spearman
 from harness.views import label, part_label
 
@@ -37,6 +37,20 @@ WORTH = (
     ("mix: gate in place of 0.5", "lln+diag-entropy", "lln+diag-entropy-gate"),
     ("mix: gate in place of 0.5, softmax", "softmax+diag", "softmax+diag-gate"),
 )
+# (what is varied, attention, values, name of the row, rows of another name): one number is changed,
+# in the same setting.
+BLOCKS, HEADS = (16, 32, 64, 128, 256), (16, 32, 64, 128)
+ALPHAS, TEMPERATURES = (0.5, 1, 1.5, 2, 2.1, 2.5, 3, 4), (0.5, 0.7, 1, 1.5, 2)
+LLN, SOFT = ("LLN (entropy) + Diag", "lln+diag-entropy"), ("softmax + Diag", "softmax+diag")
+SWEEPS = (
+    ("alpha = beta", "LLN + Diag", ALPHAS, "alpha={:g}",
+     {1: "lln+diag-none", 2.1: "lln+diag-frozen"}),
+    ("temperature", SOFT[0], TEMPERATURES, "temperature={:g}", {1: SOFT[1]}),
+    ("tokens of a block", LLN[0], BLOCKS, "lln-block={:g}", {64: LLN[1]}),
+    ("tokens of a block", "Diag", BLOCKS, "diag-block={:g}", {64: "diag"}),
+    ("channels of a head", LLN[0], HEADS, "lln-head={:g}", {64: LLN[1]}),
+    ("channels of a head", SOFT[0], HEADS, "softmax-head={:g}", {64: SOFT[1]}),
+)  # fmt: skip
 ONE_SETTING = ("language", "ablation", "beyond")
 OURS = ("lln+diag-entropy", "lln+diag", "lln+diag-ema", "lln+diag-per_head")
 THEIRS = "softmax+diag"
@@ -111,6 +125,40 @@ def worth(all_results):
             )
         )
     return blocks
+
+
+def sweeps(all_results):
+    """One number varied: loss, and how concentrated the heads are at the end."""
+    blocks, rows, lines = [Heading(3, "Sweeps")], [], []
+    for varied, name, numbers, pattern, others in SWEEPS:
+        cells = [(n, find_row(all_results, others.get(n, pattern.format(n)))) for n in numbers]
+        cells = [(number, cell) for number, cell in cells if cell]
+        if len(cells) < 2:
+            continue
+        lines.append((varied, name, [(number, cell.mean()) for number, cell in cells]))
+        for number, cell in cells:
+            spikes = cell.mean_of(lambda r: r.get("spikes"))
+            shown = [result(cell), plain(spikes), fixed(cell.instrument("entropy"))]
+            shown += [fixed(cell.instrument("gap"), 3), fixed(cell.instrument("log_variance"))]
+            rows.append([varied, name, f"{number:g}", *shown])
+    if not rows:
+        return [*blocks, Text("**Not run yet**: they are made of the rows above.")]
+    head = [
+        "varied",
+        "attention",
+        "value",
+        "loss",
+        "spikes",
+        "entropy, nats",
+        "gap",
+        "log-variance",
+    ]
+    found = chance_of(all_results)
+    if found:
+        text = f"nothing learned: {found[2]}"
+        rows.insert(0, ["any", text, NONE, value("loss", found[1]), *[NONE] * 4])
+    blocks.append(Table(head, rows, {0} if found else set()))
+    return [*blocks, figures.sweeps(lines)]
 
 
 def chance_of(all_results):

@@ -244,3 +244,33 @@ def prediction(points, correlations):
         "whether rows that concentrate as softmax does are better. It does not show causes, and "
         "points of one experiment are not independent of each other.",
     )
+
+
+def sweeps(lines):
+    """lines: [(what is varied, legend, [(value, loss)])]."""
+    names = list(dict.fromkeys(name for _, name, _ in lines))
+    legend = {name: (name, STYLES[i]) for i, name in enumerate(names)}
+    panels = []
+    for varied in dict.fromkeys(varied for varied, _, _ in lines):
+        own = [(name, points) for v, name, points in lines if v == varied]
+        xs = sorted({x for _, points in own for x, _ in points})
+        ys = [y for _, points in own for _, y in points]
+        axis = logarithmic(varied, xs, plot.count_text, apart(xs))
+        series = [plot.Series(name, points) for name, points in own]
+        panels.append(plot.Panel(axis, linear("Validation loss", ys), series))
+    return picture(
+        "results_sweeps",
+        plot.Figure("One number varied", legend, panels),
+        "Masked words after 3200 steps. It shows how much each number matters and where it is best "
+        "in this setting. It does not show what another length, width or budget would prefer, nor, "
+        "where a point is one seed, whether a small difference is one.",
+    )
+
+
+def apart(values, ratio=1.3):
+    """Those of ascending values whose texts do not touch on a logarithmic axis."""
+    kept = []
+    for number in values:
+        if not kept or number >= ratio * kept[-1]:
+            kept.append(number)
+    return kept

@@ -22,6 +22,8 @@ from harness.numbers import (
 )
 from harness.summary import machines
 
+HELD = 0.9  # accuracy from which on pairs count as recalled
+
 
 def label(cell):
     return cell.row.get("label", cell.row["name"])
@@ -212,13 +214,35 @@ def grid(results):
             held = [
                 p["at"][key]
                 for p, c in zip(parts, cells, strict=True)
-                if c and c.good and c.mean() >= 0.9
+                if c and c.good and c.mean() >= HELD
             ]
             rows.append([text, *(result(c) for c in cells), str(max(held)) if held else "none"])
         blocks.append(Table(head, rows, {0}))
+    blocks.append(Text(rule_of_thumb(results)))
     if picture := figures.recall(results):
         blocks.append(picture)
     return [*blocks, *remarks(results)]
+
+
+def rule_of_thumb(results):
+    """The most pairs that each attention held, over all widths and lengths, by the channels of a
+    head."""
+    most = {}
+    for cell in results.cells.values():
+        if not cell.good or cell.mean() < HELD:
+            continue
+        pairs = next(iter(cell.part["at"].values()))
+        channels = cell.good[0]["settings"].get("model.dim", 0)
+        key = (label(cell), channels)
+        most[key] = max(most.get(key, 0), pairs)
+    if not most:
+        return "No row held 90% at any number of pairs."
+    words = [f"{name} with {channels} channels {pairs}" for (name, channels), pairs in most.items()]
+    return (
+        f"The most pairs that were recalled with at least {100 * HELD:.0f}%, of those tried: "
+        f"{'; '.join(words)}. For users: a task that must recall more than that at these widths "
+        "needs softmax, or Diag where what is asked for stands in the same block."
+    )
 
 
 def cost_cell(cell, tokens, key, text):

@@ -246,6 +246,7 @@ grid = { data.pairs = [2, 4] }
         text = self.page(*made)
         self.assertIn("| one of the values shown | 50.0 | 25.0 | - |", text)
         self.assertIn("| Diag | 95.0 (1) | 30.0 (1) | 2 |", text)
+        self.assertIn("of those tried: Diag with 0 channels 2.", text)
 
     def test_loss_at_equal_time(self):
         self.write(
@@ -353,6 +354,19 @@ class Analysis(Pages):
             table.rows[1], ["softmax beside Diag", "3.350", "3.100", "-0.250", "-", "2, 1"]
         )
         self.assertIn("unigram", table.rows[0][0])
+
+    def test_sweeps(self):
+        text = WORDS.replace('"lln+diag"', '"diag-block=16"').replace("name=lln+diag", "name=diag")
+        self.write("language", text)
+        config = (self.folder / "words/config.toml").read_text(encoding="utf-8")
+        (self.folder / "language/config.toml").write_text(config, encoding="utf-8")
+        own = [run("diag", 0, 3.3), run("diag-block=16", 0, 3.6, attention="diag")]
+        self.put("language", [{**r, "experiment": "language"} for r in own])
+        blocks = analysis.sweeps([summary.Results(plan.read("language", self.folder), self.folder)])
+        (table,) = [b for b in blocks if isinstance(b, document.Table)]
+        self.assertEqual(table.rows[1][:4], ["tokens of a block", "Diag", "16", "3.600 (1)"])
+        self.assertEqual(table.rows[2][:4], ["tokens of a block", "Diag", "64", "3.300 (1)"])
+        self.assertIsInstance(blocks[-1], document.Picture)
 
     def test_rank_correlation(self):
         self.assertEqual(summary.spearman([1, 2, 3, 9], [2, 4, 6, 7]), 1)

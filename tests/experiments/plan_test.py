@@ -11,7 +11,7 @@ import unittest
 from small_experiment import ROOT, WORDS, Scratch
 
 # isort: split
-from harness import plan
+from harness import analysis, plan
 
 
 class Plan(Scratch):
@@ -118,6 +118,12 @@ class Plan(Scratch):
         self.assertEqual(groups, set(range(1, 10)))
         for experiment, row in plan.starting_points(ROOT / "experiments"):
             self.assertIn(row, known[experiment])
+        # Rows that the page looks for by their names.
+        rows = set().union(*(known[name] for name in analysis.ONE_SETTING))
+        wanted = {row for _, *pair in analysis.WORTH for row in pair}
+        for _, _, numbers, pattern, others in analysis.SWEEPS:
+            wanted |= {others.get(number, pattern.format(number)) for number in numbers}
+        self.assertEqual(wanted - rows, set())
 
 
 if __name__ == "__main__":

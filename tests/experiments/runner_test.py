@@ -13,7 +13,7 @@ import sys
 import time
 import unittest
 
-from small_experiment import FAKE, ROOT, WORDS, Scratch
+from small_experiment import FAKE, ROOT, TUNED, WORDS, Scratch
 
 # isort: split
 from harness import compare, plan
@@ -185,6 +185,19 @@ class Runner(Scratch):
         words = self.run_it("tuned", "--again", "--dry-run").stdout.splitlines()
         self.assertEqual(len(words), 2)  # what they start from is still there
         self.assertIn("train.start_from=" + str(self.folder / "runs/words/diag-s1"), words[1])
+
+    def test_calibrated_by_another(self):
+        self.write("tuned", TUNED.replace('from = "words:diag"', 'calibrated = "words:diag"'))
+        self.run_it("words", "--rows", "diag", "--seeds", "0")
+        dump, calibrate, train = self.run_it(
+            "tuned", "--seeds", "0", "--dry-run"
+        ).stdout.splitlines()
+        self.assertIn(" dump " + str(self.folder / "runs/words/diag-s0"), dump)
+        file = str(self.folder / "runs/tuned/sst2/diag-s0.calibration.json")
+        self.assertIn(" -o " + file, calibrate)
+        self.assertIn(f"--set attention.calibration={file}", train)
+        self.run_it("tuned", "--seeds", "0")
+        self.assertEqual([r["status"] for r in self.records("tuned")], ["finished"])
 
     def test_a_start_that_fails(self):
         shown = self.run_it("tuned", "--set", "fake.exit=3", "--seeds", "0", expect=1).stderr
