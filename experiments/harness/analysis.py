@@ -244,6 +244,8 @@ def distances(all_results):
             cells = [c for c in results.rows(part["name"]) if c.good and c.instrument("entropy")]
             by_name = {c.row["name"]: c for c in cells}
             reference = by_name.get("softmax+diag") or by_name.get("softmax")
+            if reference is None and results.experiment.name in ONE_SETTING:
+                reference = find_row(all_results, "softmax+diag")
             chance = results.chance(part["name"])
             if reference is None or chance is None or len(cells) < 3:
                 continue

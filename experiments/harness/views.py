@@ -176,7 +176,8 @@ def speed(cell):
     if cell is None or not cell.good:
         return NONE
     memory = size(cell.mean_of(lambda r: r.get("memory_bytes")))
-    return f"{rate(cell.mean_of(speed_of))}/s, {memory}"
+    found = cell.mean_of(speed_of)
+    return memory if found is None else f"{rate(found)}/s, {memory}"
 
 
 def remarks(results):

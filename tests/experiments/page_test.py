@@ -368,6 +368,37 @@ class Analysis(Pages):
         self.assertEqual(table.rows[2][:4], ["tokens of a block", "Diag", "64", "3.300 (1)"])
         self.assertIsInstance(blocks[-1], document.Picture)
 
+    def test_distances_from_softmax(self):
+        def measured(row, loss, entropy, gap, variance):
+            found = run(row, 0, loss)
+            found["instruments"][0].update(
+                entropy=[entropy, 0.1], gap=[gap, 0.1], log_variance=[variance, 0.1]
+            )
+            return found
+
+        names = ("softmax+diag", "lln+diag", "elu+diag")
+        rows = "".join(f'[[row]]\nname = "{n}"\nset = ["attention.name={n}"]\n' for n in names)
+        self.write("words", 'title = "Words"\ngroup = 1\n' + rows)
+        results = self.results(
+            measured("softmax+diag", 3.0, 5.0, 0.5, 1.0),
+            measured("lln+diag", 3.45, 5.31, 0.6, 0.5),
+            measured("elu+diag", 3.9, 6.2, 0.9, 0.25),
+        )
+        found = analysis.distances(results)
+        for name, expected in (
+            ("Entropy", [0.05, 1.2 / 6.2]),
+            ("Spectral gap", [0.1, 0.4]),
+            ("Log-variance", [math.log(2), math.log(4)]),
+        ):
+            self.assertEqual([point[0] for point in found[name]], ["words", "words"])
+            for point, distance, share in zip(found[name], expected, [0.1, 0.2], strict=True):
+                self.assertAlmostEqual(point[1], distance)
+                self.assertAlmostEqual(point[2], share)
+        blocks = analysis.prediction(results)
+        self.assertIsInstance(blocks[-1], document.Picture)
+        (table,) = [b for b in blocks if isinstance(b, document.Table)]
+        self.assertEqual(table.rows[0], ["Entropy", "all", "2", "-"])  # two points are no trend
+
     def test_rank_correlation(self):
         self.assertEqual(summary.spearman([1, 2, 3, 9], [2, 4, 6, 7]), 1)
         self.assertEqual(summary.spearman([1, 2, 3], [3, 2, 1]), -1)
