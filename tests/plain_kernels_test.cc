@@ -19,7 +19,7 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 bool taken(const Case& c) {
   const Problem& p = c.problem;
-  return p.op != Op::append && p.kind != Kind::softmax && p.dtype != DType::f64 && !p.block_origins;
+  return p.op != Op::append && p.kind != Kind::softmax && p.dtype != DType::f64;
 }
 
 std::vector<Case> table() {

@@ -46,6 +46,8 @@ struct DeviceSequence {
   // Jobs of the sequences before this one, per head (Jobs below).
   std::int64_t q_first_job;
   std::int64_t k_first_job;
+  // Diagonal blocks begin here and at every multiple of the block from here on (kernel.h).
+  std::int64_t block_origin;
 };
 
 // How a sequence of so many tokens is cut into pieces that blocks work on. A function of the length
@@ -116,7 +118,8 @@ __device__ inline DeviceSequence sequence_at(const Sequences& all, std::int64_t 
           0,
           all.tokens_k,
           s * all.q_jobs.count(all.tokens),
-          s * all.k_jobs.count(all.tokens_k)};
+          s * all.k_jobs.count(all.tokens_k),
+          0};
 }
 
 template <bool kKeys>

@@ -26,16 +26,30 @@ __device__ void report(std::uint32_t* word, DeviceFault fault) {
   atomicOr(word, static_cast<std::uint32_t>(fault));
 }
 
+// Where diagonal blocks are counted from, in each sequence; the first valid key without data.
+struct Origins {
+  Indices of_sequence;
+  std::int64_t block = 0;
+  // As near as can be, like make_sequences().
+  __device__ std::int64_t at(std::int64_t s, std::int64_t key_first, std::int64_t tokens) const {
+    if (of_sequence.data == nullptr) return key_first;
+    const std::int64_t origin = of_sequence[s];
+    return origin < 0 ? origin % block : min(origin, tokens);
+  }
+};
+
 // A batch of sequences of the same length.
 struct BatchTable {
   DeviceSequence* table;
   std::int64_t count, tokens, tokens_k;
   std::int64_t q_each, k_each;  // jobs of a sequence
+  Origins origins;
   std::uint32_t* faults;
 
   __device__ void write(std::int64_t s, std::int64_t key_first, std::int64_t key_end) const {
     if (key_first >= key_end) key_first = key_end = 0;
-    table[s] = {s, 0, tokens, 0, tokens_k, key_first, key_end, s * q_each, s * k_each};
+    table[s] = {s,         0,       tokens,     0,          tokens_k,
+                key_first, key_end, s * q_each, s * k_each, origins.at(s, key_first, tokens_k)};
   }
 };
 
@@ -43,7 +57,7 @@ __global__ void __launch_bounds__(kThreads)
     lengths_kernel(const BatchTable batch, const Indices lengths) {
   const std::int64_t s = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (s >= batch.count) return;
-  std::int64_t length = lengths[s];
+  std::int64_t length = lengths.data == nullptr ? batch.tokens_k : lengths[s];
   if (length < 0 || length > batch.tokens_k) {
     report(batch.faults, DeviceFault::key_lengths);
     length = length < 0 ? 0 : batch.tokens_k;
@@ -105,6 +119,7 @@ struct PackedTable {
   Indices cu_q, cu_k;
   bool same_keys;  // causal or block-diagonal: q and k must be cut alike
   Jobs q_jobs, k_jobs;
+  Origins origins;
   std::uint32_t* faults;
 };
 
@@ -206,10 +221,11 @@ __global__ void __launch_bounds__(kThreads) packed_kernel(const PackedTable pack
                          0,
                          k_tokens,
                          base.q + upto.q - jobs.q,
-                         base.k + upto.k - jobs.k};
+                         base.k + upto.k - jobs.k,
+                         packed.origins.at(s, 0, k_tokens)};
     } else if (s < end) {
       packed.table[s] = {
-          0, 0, 0, 0, 0, 0, 0, s * packed.q_jobs.count(0), s * packed.k_jobs.count(0)};
+          0, 0, 0, 0, 0, 0, 0, s * packed.q_jobs.count(0), s * packed.k_jobs.count(0), 0};
     }
     base = base + total;
   }
@@ -287,7 +303,9 @@ DeviceCall make_device_call(const Call& call) {
   return device;
 }
 
-bool needs_table(const Problem& problem) { return problem.packed || problem.masked; }
+bool needs_table(const Problem& problem) {
+  return problem.packed || problem.masked || problem.block_origins;
+}
 
 std::size_t table_bytes(const Problem& problem) {
   if (!needs_table(problem)) return 0;
@@ -315,6 +333,7 @@ void prepare_sequences(const Call& call, const Jobs& q_jobs, const Jobs& k_jobs,
   if (p.sequences == 0) return;
   const auto stream = static_cast<cudaStream_t>(call.stream);
   std::uint32_t* const faults = fault_word(p.device.index);
+  const Origins origins{indices(call.in.block_origins), p.diag_block};
   if (p.packed) {
     const IndexView& cu_k =
         call.in.cu_seqlens_k.given() ? call.in.cu_seqlens_k : call.in.cu_seqlens_q;
@@ -327,6 +346,7 @@ void prepare_sequences(const Call& call, const Jobs& q_jobs, const Jobs& k_jobs,
                              p.causal || p.has_diag(),
                              q_jobs,
                              k_jobs,
+                             origins,
                              faults};
     packed_kernel<<<blocks_for(p.sequences, kSequencesPerBlock), kThreads, 0, stream>>>(packed);
     check_launch("packed_kernel");
@@ -334,7 +354,7 @@ void prepare_sequences(const Call& call, const Jobs& q_jobs, const Jobs& k_jobs,
   }
   const BatchTable batch{
       entries, p.sequences, p.tokens, p.tokens_k, q_jobs.count(p.tokens), k_jobs.count(p.tokens_k),
-      faults};
+      origins, faults};
   if (call.in.key_mask.given()) {
     const Mask mask{all.mask, all.mask_batch, all.mask_token};
     mask_kernel<<<static_cast<unsigned>(p.sequences), kThreads, 0, stream>>>(batch, mask);

@@ -104,7 +104,7 @@ inline std::vector<cuda::DeviceSequence> device_table(const CheckedCall& checked
   for (const Sequence& s : checked.sequences) {
     const bool packed = checked.call.problem.packed;  // otherwise nobody looks at the jobs
     table.push_back({s.batch, s.q_begin, s.q_tokens, s.k_begin, s.k_tokens, s.key_first, s.key_end,
-                     packed ? q_job : -1, packed ? k_job : -1});
+                     packed ? q_job : -1, packed ? k_job : -1, s.block_origin});
     q_job += cuda::plain::kJobs.count(s.q_tokens);
     k_job += cuda::plain::kJobs.count(s.k_tokens);
   }

@@ -69,7 +69,7 @@ void backward(const TiledCall& tiled, const TiledPlan& plan, const TensorMaps& m
 }
 
 bool takes(const Call& call, const DeviceCall& device) {
-  if (!tiled_takes(call)) return false;
+  if (!tiled_takes(call) || call.problem.tokens == 0 || call.problem.tokens_k == 0) return false;
   const bool channels = device.lln_weight.channel != 0 || device.diag_weight.channel != 0;
   return call.problem.op == Op::forward || !channels;
 }
