@@ -231,6 +231,34 @@ __global__ void __launch_bounds__(kThreads) packed_kernel(const PackedTable pack
   }
 }
 
+// Of a table of packed sequences: the sequence of every job of q, then of every job of k.
+struct JobTable {
+  const DeviceSequence* table;
+  std::int64_t count;
+  Jobs q_jobs, k_jobs;
+  std::int64_t q_limit, k_limit;
+  std::int32_t* sequences;  // [q_limit + k_limit]
+};
+
+__global__ void __launch_bounds__(kThreads) jobs_kernel(const JobTable jobs) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= jobs.q_limit + jobs.k_limit) return;
+  const bool keys = i >= jobs.q_limit;
+  const std::int64_t job = keys ? i - jobs.q_limit : i;
+  const auto first_job = [&](const DeviceSequence& at) {
+    return keys ? at.k_first_job : at.q_first_job;
+  };
+  std::int64_t low = 0, high = jobs.count;  // the last sequence whose first job is not after `job`
+  while (high - low > 1) {
+    const std::int64_t middle = (low + high) / 2;
+    (first_job(jobs.table[middle]) <= job ? low : high) = middle;
+  }
+  const DeviceSequence& found = jobs.table[low];
+  const std::int64_t count =
+      keys ? jobs.k_jobs.count(found.k_tokens) : jobs.q_jobs.count(found.q_tokens);
+  jobs.sequences[i] = job - first_job(found) < count ? static_cast<std::int32_t>(low) : -1;
+}
+
 Indices indices(const IndexView& view) { return {view.data, view.wide}; }
 
 Rows rows(const ConstView& view) {
@@ -303,6 +331,9 @@ DeviceCall make_device_call(const Call& call) {
   return device;
 }
 
+// No call has more jobs than with these.
+constexpr Jobs kShortestJobs{.every_log2 = 6};
+
 bool needs_table(const Problem& problem) {
   return problem.packed || problem.masked || problem.block_origins;
 }
@@ -310,7 +341,12 @@ bool needs_table(const Problem& problem) {
 std::size_t table_bytes(const Problem& problem) {
   if (!needs_table(problem)) return 0;
   constexpr std::size_t kAlignment = 256;  // of what a kernel puts behind the table
-  const std::size_t bytes = static_cast<std::size_t>(problem.sequences) * sizeof(DeviceSequence);
+  std::size_t bytes = static_cast<std::size_t>(problem.sequences) * sizeof(DeviceSequence);
+  if (problem.packed) {
+    bytes += static_cast<std::size_t>(kShortestJobs.most(problem.tokens, problem.sequences) +
+                                      kShortestJobs.most(problem.tokens_k, problem.sequences)) *
+             sizeof(std::int32_t);
+  }
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
@@ -350,6 +386,13 @@ void prepare_sequences(const Call& call, const Jobs& q_jobs, const Jobs& k_jobs,
                              faults};
     packed_kernel<<<blocks_for(p.sequences, kSequencesPerBlock), kThreads, 0, stream>>>(packed);
     check_launch("packed_kernel");
+    auto* const job_sequences = reinterpret_cast<std::int32_t*>(entries + p.sequences);
+    all.q_job_sequence = job_sequences;
+    all.k_job_sequence = job_sequences + all.q_job_limit;
+    const std::int64_t jobs = all.q_job_limit + all.k_job_limit;
+    jobs_kernel<<<blocks_for(jobs, kThreads), kThreads, 0, stream>>>(
+        {entries, p.sequences, q_jobs, k_jobs, all.q_job_limit, all.k_job_limit, job_sequences});
+    check_launch("jobs_kernel");
     return;
   }
   const BatchTable batch{

@@ -109,25 +109,22 @@ __global__ void __launch_bounds__(kThreads)
   if (lane == 0) *dstate.c = share == 0 ? 0 : share * (product - t);
 }
 
-LaunchShape of_channels(const DeviceCall& call, const TiledPlan& plan, bool overlapping) {
+LaunchShape of_channels(const DeviceCall& call, const TiledPlan& plan) {
   const std::int64_t channels = call.sequences.count * call.heads_k * call.dim;
   constexpr int kEach = kThreads / kWarp;
-  return {(channels + kEach - 1) / kEach, kThreads, 0, plan.stream, overlapping};
+  return {(channels + kEach - 1) / kEach, kThreads, 0, plan.stream, true};
 }
 
 }  // namespace
 
 void launch_given_state(const TiledCall& tiled, const TiledPlan& plan) {
   if (!tiled.given.given()) return;
-  launch("join_given", join_given, of_channels(tiled.call, plan, plan.has_keys), tiled,
-         plan.has_keys);
+  launch("join_given", join_given, of_channels(tiled.call, plan), tiled, plan.has_keys);
 }
 
 void launch_state_gradients(const TiledCall& tiled, const TiledPlan& plan) {
   if (!tiled.dsaved.given() && !tiled.dstate.given()) return;
-  const bool first = plan.state_given && !plan.has_rows;
-  launch("state_gradients", state_gradients, of_channels(tiled.call, plan, !first), tiled,
-         plan.has_rows);
+  launch("state_gradients", state_gradients, of_channels(tiled.call, plan), tiled, plan.has_rows);
 }
 
 }  // namespace lln::cuda

@@ -30,18 +30,18 @@ class SequenceOnDevice : public testing::Test {
 // An exchange by way of host memory, which ends with a copy to the device.
 class CopiedBack : public c10d::Work {
  public:
-  CopiedBack(RankGroup::Work work, at::Tensor from, at::Tensor to)
+  CopiedBack(RankGroup::Work work, std::vector<at::Tensor> from, std::vector<at::Tensor> to)
       : work_(std::move(work)), from_(std::move(from)), to_(std::move(to)) {}
   bool wait(std::chrono::milliseconds) override {
     const at::NoGradGuard no_gradients;
     work_->wait();
-    if (to_.defined()) to_.copy_(from_);
+    for (std::size_t i = 0; i < to_.size(); ++i) to_[i].copy_(from_[i]);
     return true;
   }
 
  private:
   RankGroup::Work work_;
-  at::Tensor from_, to_;
+  std::vector<at::Tensor> from_, to_;  // `from` lives as long as the exchange
 };
 
 // Ranks that share a device, as NCCL has none: every call goes to Gloo, by way of host memory.
@@ -53,21 +53,29 @@ class ThroughHost : public c10d::Backend {
   RankGroup::Work allreduce(std::vector<at::Tensor>& tensors,
                             const c10d::AllreduceOptions& options) override {
     std::vector<at::Tensor> copies = {tensors[0].cpu()};
-    return copied(engine_->allreduce(copies, options), copies[0], tensors[0]);
+    return copied(engine_->allreduce(copies, options), copies, tensors);
+  }
+  RankGroup::Work allgather(std::vector<std::vector<at::Tensor>>& outputs,
+                            std::vector<at::Tensor>& inputs,
+                            const c10d::AllgatherOptions& options) override {
+    std::vector<at::Tensor> copies = {inputs[0].cpu()};
+    std::vector<std::vector<at::Tensor>> found(1);
+    for (const at::Tensor& x : outputs[0]) found[0].push_back(at::empty_like(x, at::kCPU));
+    return copied(engine_->allgather(found, copies, options), found[0], outputs[0]);
   }
   RankGroup::Work send(std::vector<at::Tensor>& tensors, int to, int tag) override {
     std::vector<at::Tensor> copies = {tensors[0].cpu()};
-    return copied(engine_->send(copies, to, tag), copies[0], {});
+    return copied(engine_->send(copies, to, tag), copies, {});
   }
   RankGroup::Work recv(std::vector<at::Tensor>& tensors, int from, int tag) override {
     std::vector<at::Tensor> copies = {at::empty_like(tensors[0], at::kCPU)};
-    return copied(engine_->recv(copies, from, tag), copies[0], tensors[0]);
+    return copied(engine_->recv(copies, from, tag), copies, tensors);
   }
 
  private:
-  static RankGroup::Work copied(RankGroup::Work work, const at::Tensor& from,
-                                const at::Tensor& to) {
-    return c10::make_intrusive<CopiedBack>(std::move(work), from, to);
+  static RankGroup::Work copied(RankGroup::Work work, std::vector<at::Tensor> from,
+                                std::vector<at::Tensor> to) {
+    return c10::make_intrusive<CopiedBack>(std::move(work), std::move(from), std::move(to));
   }
   lln_torch::Backend engine_;
 };

@@ -48,17 +48,17 @@ struct Launches {
   int multiprocessors;
 
   template <class Shape, class... Parameters, class... Arguments>
-  void start(const char* name, void (*kernel)(Parameters...), std::int64_t items, bool overlapping,
+  void start(const char* name, void (*kernel)(Parameters...), std::int64_t items,
              const Arguments&... arguments) const {
-    launch_blocks<Shape>(name, kernel, items, multiprocessors, plan.stream, overlapping, tiled,
-                         maps, arguments...);
+    launch_blocks<Shape>(name, kernel, items, multiprocessors, plan.stream, tiled, maps,
+                         arguments...);
   }
 
   void state() const {
     if (plan.has_keys) {
       const std::int64_t items = plan.key_jobs * tiled.call.heads_k;
-      start<KeysShape<kDim>>("key_sums", key_sums<kDim>, items, false,
-                             static_cast<std::uint32_t>(items), plan.whole);
+      start<KeysShape<kDim>>("key_sums", key_sums<kDim>, items, static_cast<std::uint32_t>(items),
+                             plan.whole);
       if (!plan.whole) launch_join_keys(tiled, plan.stream);
     }
     launch_given_state(tiled, plan);
@@ -70,7 +70,7 @@ struct Launches {
     const std::int64_t heads = tiled.call.sequences.count * tiled.call.heads_k;
     if (!plan.whole || heads > multiprocessors || 2 * heads < multiprocessors) return false;
     if (tiled.given.given() || !plan.has_rows) return false;
-    start<ShortShape<kDim>>("short_forward", short_forward<kDim>, heads, false);
+    start<ShortShape<kDim>>("short_forward", short_forward<kDim>, heads);
     return true;
   }
   void forward() const {
@@ -78,21 +78,20 @@ struct Launches {
     state();
     if (!plan.has_rows) return;
     start<RowsShape<kDim>>("rows_forward", rows_forward<kDim>, plan.row_jobs * tiled.call.heads,
-                           true, static_cast<std::uint32_t>(plan.row_jobs));
+                           static_cast<std::uint32_t>(plan.row_jobs));
   }
   void backward() const {
     if (!plan.state_given) state();
     if (plan.has_rows) {
       const std::int64_t items = plan.row_jobs * tiled.call.heads;
-      // The first kernel of a call waits for what came before it in the ordinary way.
-      start<RowsBackwardShape<kDim>>("rows_backward", rows_backward<kDim>, items, !plan.state_given,
+      start<RowsBackwardShape<kDim>>("rows_backward", rows_backward<kDim>, items,
                                      static_cast<std::uint32_t>(items));
       launch_join_rows(tiled, plan.stream);
     }
     launch_state_gradients(tiled, plan);
     if (!plan.has_keys) return;
     start<KeysBackwardShape<kDim>>("keys_backward", keys_backward<kDim>,
-                                   plan.key_rows_jobs * tiled.call.heads_k, true,
+                                   plan.key_rows_jobs * tiled.call.heads_k,
                                    static_cast<std::uint32_t>(plan.key_rows_jobs));
   }
 };
