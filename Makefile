@@ -13,10 +13,10 @@ FOLDERS := include src cli conformance bench fuzz report python/ops lln_torch te
 TIDY ?= $(sort $(wildcard src/api/*.cc src/c/*.cc src/reference/*.cc src/io/*.cc cli/*.cc report/*.cc conformance/*.cc \
   $(filter-out bench/machine_loops.cc,$(wildcard bench/*.cc))))
 
-.PHONY: help setup build torch demo bench wheel test format lint install clean
+.PHONY: help setup build torch demo bench results experiments-smoke wheel test format lint install clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
 setup: ## install the Debian packages that are missing (sudo only when not root)
 	@tools/setup
@@ -38,6 +38,12 @@ bench: build ## time the problems of SET (bench/sets/cpu.txt): a table, and buil
 	@mv build/bench.json.part build/bench.json
 	@python3 bench/page.py --table build/bench.json
 	@echo "results: build/bench.json"
+
+results: ## write docs/results.md and docs/results.html from the records of the experiments
+	@python3 -B experiments/page.py
+
+experiments-smoke: torch ## rerun the smallest experiment of each group on this CPU and compare with the records
+	@experiments/run smoke --check --lln $(PROGRAM) --runs build/smoke
 
 wheel: build ## build the wheel of the Python package: build/wheels
 	@tools/setup wheel

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "lln/calibration.h"
 #include "lln/error.h"
 #include "lln_torch/ops/matching.h"
 #include "lln_torch/ops/pieces.h"
@@ -59,6 +60,8 @@ void LlnAttention::read_matching(const Settings& options) {
     running_ = register_buffer("running", new_running_moments(config().heads));
   }
   if (matching_ != "learned" && matching_ != "frozen") return;
+  const std::string calibration = matching_ == "frozen" ? options.text("calibration", "") : "";
+  if (!calibration.empty()) return read_calibration(calibration);
   const double alpha = options.number("alpha", 2, kLeastScale, kLargestScale);
   const double beta = options.number("beta", 2, kLeastScale, kLargestScale);
   if (matching_ == "learned") {
@@ -68,6 +71,15 @@ void LlnAttention::read_matching(const Settings& options) {
     alpha_ = register_buffer("alpha", per_head(alpha));
     beta_ = register_buffer("beta", per_head(beta));
   }
+}
+
+void LlnAttention::read_calibration(const std::string& file) {
+  const lln::CalibratedLayer layer =
+      lln::load_calibration(file).layer(fmt::format("layer.{}", config().layer));
+  alpha_ = register_buffer("alpha", at::ones({config().heads}));
+  beta_ = register_buffer("beta", at::ones({config().heads}));
+  const auto scales = [](const std::vector<float>& values) { return at::tensor(values); };
+  set_frozen_scales(scales(layer.alpha), scales(layer.beta));
 }
 
 std::pair<Tensor, Tensor> LlnAttention::fixed_scales() const {

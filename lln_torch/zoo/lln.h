@@ -14,7 +14,8 @@ namespace lln_torch {
 
 // Keys: feature = "exp" | "elu" | "relu" | "softplus" | "power" with power (2); matching = "none" |
 // "paper" | "per_head" | "exact" | "entropy" (of each call), "ema" (running moments, ema_decay),
-// "learned" (parameters) or "frozen" (buffers), the last two with alpha and beta to begin with.
+// "learned" (parameters) or "frozen" (buffers), the last two with alpha and beta to begin with;
+// frozen with calibration, a file, in their place.
 // per_head is the default, ema where causal, none for features other than exp.
 class LlnAttention : public ProjectedAttention {
  public:
@@ -41,6 +42,8 @@ class LlnAttention : public ProjectedAttention {
  private:
   void read_feature(const Settings& options);
   void read_matching(const Settings& options);
+  // Mode "frozen" by a file of `lln calibrate` over a dump of a run.
+  void read_calibration(const std::string& file);
   // All of a call but the weights of the two parts.
   AttentionCall call(const Tensor& key_mask) const;
   // The call, on the whole sequence or on a piece of it, and a step of the running moments.

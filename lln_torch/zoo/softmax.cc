@@ -3,29 +3,49 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
 
+#include <cmath>
+#include <optional>
+
 #include "lln_torch/zoo/attention.h"
 #include "lln_torch/zoo/tokens.h"
 
 namespace lln_torch {
 namespace {
 
+// Keys: temperature (1), which the scores are divided by. Diag beside it stays as it is.
 class SoftmaxAttention : public ProjectedAttention {
  public:
-  using ProjectedAttention::ProjectedAttention;
+  SoftmaxAttention(const AttentionConfig& config, const Settings& options)
+      : ProjectedAttention(config, options),
+        temperature_(options.number("temperature", 1, 1e-3, 1e3)) {}
 
  protected:
   Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& key_mask,
                 Context&) override {
     if (!key_mask.defined()) {
-      return at::scaled_dot_product_attention(q, k, v, {}, 0.0, config().causal);
+      return at::scaled_dot_product_attention(q, k, v, {}, 0.0, config().causal, scale());
     }
     Tensor mask = key_mask.unsqueeze(1).unsqueeze(1);  // [batch, 1, 1, tokens]
     if (config().causal) {
       // The two masks do not go together in the fused kernels.
       mask = mask.logical_and(at::ones({q.size(2), q.size(2)}, mask.options()).tril());
     }
-    return at::scaled_dot_product_attention(q, k, v, with_full_empty_rows(mask));
+    return at::scaled_dot_product_attention(q, k, v, with_full_empty_rows(mask), 0.0, false,
+                                            scale());
   }
+  // The instruments divide by sqrt D alone.
+  void describe(Observation& observation) const override {
+    if (temperature_ != 1) observation.q = observation.q / temperature_;
+  }
+
+ private:
+  // Nothing: 1/sqrt D, as torch has it.
+  std::optional<double> scale() const {
+    if (temperature_ == 1) return std::nullopt;
+    return 1 / (temperature_ * std::sqrt(static_cast<double>(channels())));
+  }
+
+  double temperature_;
 };
 
 std::shared_ptr<Attention> make_softmax(const AttentionConfig& config, const Settings& options) {

@@ -19,7 +19,7 @@ INLINE_CODE = re.compile(r"`([^`\n]+)`")
 FILE_SUFFIXES = (".md", ".h", ".c", ".cc", ".py", ".cmake", ".json", ".txt", ".cff")
 # A path from the root, as a word of code; names in capitals and patterns stand for something else.
 PATH = re.compile(r"\.?[a-z][\w.+-]*(?:/[\w.+-]+)*/?")
-MAKE = re.compile(r"\bmake ([a-z]+)\b")
+MAKE = re.compile(r"\bmake ([a-z]+(?:-[a-z]+)*)\b")
 PRESET = re.compile(r"--preset[ =]([\w-]+)")
 PROBLEM = re.compile(r"\b(?:forward|backward|append|step|train):(?:f32|f16|bf16|f64):[\w:+=.]*\w")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
@@ -30,7 +30,7 @@ EXIT_UNSUPPORTED = 4
 
 
 def documents(root):
-    for pattern in ("*.md", "docs/**/*.md", "examples/*.md"):
+    for pattern in ("*.md", "docs/**/*.md", "examples/*.md", "experiments/*.md"):
         for path in sorted(root.glob(pattern)):
             yield path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")
 
@@ -98,7 +98,7 @@ def check_names(root):
 
 def check_commands(root):
     makefile = (root / "Makefile").read_text(encoding="utf-8")
-    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     configured = json.loads((root / "CMakePresets.json").read_text(encoding="utf-8"))
     presets = {p["name"] for p in configured["configurePresets"] if not p.get("hidden")}
     mentions = ((MAKE, targets, "make target"), (PRESET, presets, "preset"))

@@ -12,11 +12,11 @@ import sys
 
 CPP = {".h", ".c", ".cc", ".cu", ".cuh"}
 SOURCE_FOLDERS = ("include", "src", "cli", "conformance", "tests", "examples", "tools", "bench",
-                  "fuzz", "report", "lln_torch", "python")
+                  "fuzz", "report", "lln_torch", "python", "experiments")
 LINE_LIMIT = 500
 COLUMN_LIMIT = 100
 LINE_LIMIT_FOLDERS = ("include", "src", "cli", "conformance", "bench", "report", "tests",
-                      "lln_torch")
+                      "lln_torch", "experiments")
 
 # What a folder may include besides the C++ standard library and itself. A name is the first part of
 # the path in the directive; one with a slash is that file alone. The longest matching folder

@@ -1,0 +1,208 @@
+"""The figures of the page, drawn by bench/scale/plot.py.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import math
+import pathlib
+import sys
+from dataclasses import dataclass
+
+from harness.document import Picture
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench/scale"))
+import plot  # noqa: E402  (made findable above)
+
+# Colours as in report/style.css.
+STYLES = (
+    plot.Style("#1b1f24", "circle", width=2.25),
+    plot.Style("#0072b2", "diamond", width=2.25),
+    plot.Style("#00835f", "square", "7 3"),
+    plot.Style("#c27a00", "triangle"),
+    plot.Style("#b0478f", "cross", "2 3"),
+    plot.Style("#8a929b", "circle", "5 4", hollow=True),
+    plot.Style("#0072b2", "square", "2 3", hollow=True),
+    plot.Style("#00835f", "diamond", "5 4", hollow=True),
+    plot.Style("#c27a00", "circle", "7 3", hollow=True),
+)
+MOST = 6  # lines of one panel that can be told apart
+
+
+@dataclass(frozen=True)
+class Linear(plot.Axis):
+    def at(self, value, length):
+        return (value - self.low) / (self.high - self.low) * length
+
+
+def linear(label, values, zero=False):
+    """An axis over the values with ticks at round numbers."""
+    low, high = min(values), max(values)
+    if zero:
+        low = min(low, 0)
+    if high - low < 1e-9:
+        low, high = low - 0.5, high + 0.5
+    step = nice((high - low) / 4)
+    ticks = [step * i for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    room = 0.05 * (high - low)
+    return Linear(label, low - room, high + room, ticks, lambda v: f"{v + 0.0:.6g}")
+
+
+def nice(step):
+    power = 10.0 ** math.floor(math.log10(step))
+    return next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= step * 0.999)
+
+
+def logarithmic(label, values, text, ticks=None):
+    low, high = min(values) / 1.3, max(values) * 1.3
+    return plot.Axis(label, low, high, ticks or plot.decades(low, high) or [min(values)], text)
+
+
+def legend_of(cells):
+    return {c.row["name"]: (c.row.get("label", c.row["name"]), STYLES[i % len(STYLES)])
+            for i, c in enumerate(cells)}  # fmt: skip
+
+
+def panel(label, x_label, lines, y_zero=False):
+    """lines: [(key, points)]; none where there is nothing to draw."""
+    lines = [(key, points) for key, points in lines if points]
+    if not lines:
+        return None
+    xs = [x for _, points in lines for x, _ in points]
+    ys = [y for _, points in lines for _, y in points]
+    series = [plot.Series(key, points) for key, points in lines]
+    return plot.Panel(linear(x_label, xs, zero=True), linear(label, ys, y_zero), series)
+
+
+def picture(name, figure, caption):
+    return Picture(name, plot.draw(figure), caption)
+
+
+def file_name(results, what):
+    return f"results_{results.experiment.name.replace('-', '_')}_{what}"
+
+
+def training(results):
+    """The metric and the instruments over the steps, of the first rows of the plan."""
+    cells = [c for c in results.rows("") if c.good and len(c.good[0]["curve"]) > 1][:MOST]
+    if not cells:
+        return None
+    metric = cells[0].metric
+
+    def instrument(cell, name):
+        if not cell.measured:
+            return []
+        found = [(e["step"], e.get(name)) for e in cell.good[0].get("instruments", [])]
+        return [(step, value[0]) for step, value in found if value is not None and step > 0]
+
+    panels = [panel(f"Validation {metric}", "steps", [(c.row["name"], c.good[0]["curve"])
+                                                      for c in cells])]  # fmt: skip
+    for name, text in (("entropy", "Entropy of rows, nats"), ("gap", "Spectral gap"),
+                       ("log_variance", "Variance of ln P")):  # fmt: skip
+        panels.append(panel(text, "steps", [(c.row["name"], instrument(c, name)) for c in cells]))
+    drawn = plot.Figure(f"{results.experiment.table['title']}: over the training",
+                        legend_of(cells), [p for p in panels if p])  # fmt: skip
+    return picture(file_name(results, "training"), drawn,
+                   "The first seed of the first rows of the table. It shows how fast each learns and how its "
+                   "heads concentrate on the way (means over layers and heads, on one row of the validation "
+                   "set; where the instruments cannot measure an attention itself, it has no line). It "
+                   "does not show the spread over seeds, which is in the table, nor single heads.")  # fmt: skip
+
+
+def recall(results):
+    families = list(dict.fromkeys(p["family"] for p in results.experiment.parts))
+    panels, shown = [], {}
+    for family in families:
+        parts = [p for p in results.experiment.parts if p["family"] == family]
+        lines = {}
+        for part in parts:
+            x = next(iter(part["at"].values()))
+            for cell in results.rows(part["name"]):
+                if cell.good:
+                    shown.setdefault(cell.row["name"], cell)
+                    lines.setdefault(cell.row["name"], []).append((x, 100 * cell.mean()))
+        if not lines:
+            continue
+        xs = sorted({x for points in lines.values() for x, _ in points})
+        x_axis = logarithmic("pairs", xs, plot.count_text, xs)
+        label = f"Accuracy, %: {parts[0].get('label', family)}"
+        y_axis = Linear(label, -5, 105, [0, 25, 50, 75, 100], lambda v: f"{v:g}")
+        panels.append(plot.Panel(x_axis, y_axis, [plot.Series(k, p) for k, p in lines.items()]))
+    if not panels:
+        return None
+    drawn = plot.Figure("Recall of key-value pairs", legend_of(list(shown.values())), panels)
+    return picture(file_name(results, "pairs"), drawn,
+                   "Accuracy of the recalled values against the number of pairs. It shows where each attention "
+                   "ends with this budget and learning rate. It does not show whether a longer training, or a "
+                   "rate of its own, would move the end.")  # fmt: skip
+
+
+def cost(results):
+    cells = [c for c in results.rows("") if c.good][: len(STYLES)]
+    panels = []
+    for key, label, text, scale in (("step_ms", "Time of a step", plot.time_text, 1e-3),
+                                    ("memory_bytes", "Peak memory", plot.bytes_text, 1)):  # fmt: skip
+        lines = []
+        for cell in cells:
+            points = [(p["tokens"], p[key] * scale) for p in cell.good[0]["cost"] if p.get(key)]
+            lines.append((cell.row["name"], points))
+        lines = [(k, p) for k, p in lines if p]
+        if not lines:
+            return None
+        xs = sorted({x for _, points in lines for x, _ in points})
+        ys = [y for _, points in lines for _, y in points]
+        panels.append(plot.Panel(logarithmic("tokens", xs, plot.count_text, xs[::2]),
+                                 logarithmic(label, ys, text),
+                                 [plot.Series(k, p) for k, p in lines]))  # fmt: skip
+    drawn = plot.Figure("Cost of a training step against the length", legend_of(cells), panels)
+    return picture(file_name(results, "cost"), drawn,
+                   "Both axes are logarithmic; a line ends where memory did not suffice. It shows what one step "
+                   "takes on the machine above, with nothing else on it. It does not show how many steps a "
+                   "model needs, nor what a larger batch would give.")  # fmt: skip
+
+
+def equal_time(results):
+    panels, shown = [], {}
+    for part in results.experiment.parts:
+        lines = []
+        for cell in results.rows(part["name"]):
+            for record in cell.good[:1]:
+                shown.setdefault(cell.row["name"], cell)
+                per_step = record["batch"] / record["rows_per_second"]
+                lines.append((cell.row["name"], [(s * per_step, y) for s, y in record["curve"]]))
+        made = panel(f"Validation loss, {part.get('label', part['name'])}", "seconds of training", lines)
+        if made:
+            panels.append(made)
+    if not panels:
+        return None
+    drawn = plot.Figure("Loss against time", legend_of(list(shown.values())), panels)
+    return picture(file_name(results, "time"), drawn,
+                   "The same number of tokens a step in rows of another length. It shows which attention has the "
+                   "lower loss at a given time of one GPU. It does not show trainings with a rate that falls.")  # fmt: skip
+
+
+def prediction(points, correlations):
+    """points: {panel: [(experiment, distance, lost)]}."""
+    names = list(dict.fromkeys(name for rows in points.values() for name, _, _ in rows))
+    legend = {name: (name, STYLES[i % len(STYLES)]) for i, name in enumerate(names)}
+    panels = []
+    for label, rows in points.items():
+        if not rows:
+            continue
+        rho = correlations[label]
+        text = f"{label}: rank correlation {rho:.2f}" if rho is not None else label
+        series = [plot.Series(name, [(x, y) for n, x, y in rows if n == name], line=False)
+                  for name in names]  # fmt: skip
+        series = [s for s in series if s.points]
+        xs, ys = [x for _, x, _ in rows], [y for _, _, y in rows]
+        panels.append(plot.Panel(linear("distance from softmax", xs, True),
+                                 linear(text, ys, True), series))  # fmt: skip
+    if not panels:
+        return None
+    return picture("results_prediction", plot.Figure("Do the instruments predict quality?", legend, panels),
+                   "Every point is a row of an experiment at the end of its training (means over seeds). To the "
+                   "right: how far its entropy (as a share of ln N), spectral gap or log-variance (as the size "
+                   "of the logarithm of the ratio) is from that of softmax + Diag, or of softmax where that is "
+                   "missing, in the same experiment. Upwards: what it loses to the best row, as a share of the "
+                   "way from the best row to a model that learned nothing. It shows whether rows that concentrate "
+                   "as softmax does are better. It does not show causes, and points of one experiment "
+                   "are not independent of each other.")  # fmt: skip

@@ -1,0 +1,68 @@
+"""How numbers are written in tables.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+NONE = "-"
+
+
+def value(metric, number):
+    """Losses as they are, shares in percent."""
+    if number is None:
+        return NONE
+    return f"{number:.3f}" if metric == "loss" else f"{100 * number:.1f}"
+
+
+def unit(metric):
+    return metric if metric == "loss" else f"{metric}, %"
+
+
+def result(cell, count=True):
+    """Mean, spread and number of seeds."""
+    if cell is None or not cell.good:
+        return NONE
+    text = value(cell.metric, cell.mean())
+    spread = cell.deviation()
+    if spread is not None:
+        text += f" ± {value(cell.metric, spread)}"
+    if count:
+        text += f" ({len(cell.good)})"
+    return text + (" *" if any(r["cut"] for r in cell.records) else "")
+
+
+def plain(number, digits=3):
+    return NONE if number is None else f"{number:.{digits}g}"
+
+
+def fixed(number, digits=2):
+    return NONE if number is None else f"{number:.{digits}f}"
+
+
+def size(count):
+    if count is None:
+        return NONE
+    for scale, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
+        if count >= scale:
+            return f"{count / scale:.3g} {name}"
+    return f"{count:.0f} B"
+
+
+def rate(number):
+    if number is None:
+        return NONE
+    for scale, name in ((1e6, "M"), (1e3, "k")):
+        if number >= scale:
+            return f"{number / scale:.3g}{name}"
+    return f"{number:.3g}"
+
+
+def duration(seconds):
+    if seconds is None:
+        return NONE
+    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
+
+
+def milliseconds(number):
+    if number is None:
+        return NONE
+    return f"{number:.3g} ms" if number < 1000 else f"{number / 1000:.3g} s"

@@ -1,0 +1,299 @@
+"""The section of one experiment: what was asked, the command, the machine, and the tables.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import math
+
+from harness import figures
+from harness.document import Code, Heading, Points, Table, Text
+from harness.numbers import NONE, duration, fixed, milliseconds, plain, rate, result, size
+from harness.numbers import unit, value
+from harness.summary import machines
+
+
+def label(cell):
+    return cell.row.get("label", cell.row["name"])
+
+
+def part_label(part):
+    return part.get("label", part["name"])
+
+
+def command(experiment):
+    data = " --data DIR" if any("data" in t for t in (experiment.table, *experiment.parts)) else ""
+    device = "cpu" if experiment.table.get("view") == "smoke" else "cuda"
+    return f"experiments/run {experiment.name}{data} --runs DIR --device {device}"
+
+
+def chance_row(results, part, columns):
+    found = results.chance(part)
+    if not found:
+        return None
+    metric, number, text = found
+    return [f"nothing learned: {text}", NONE, value(metric, number)] + [NONE] * (columns - 3)
+
+
+def speed_of(record):
+    """Of a run that had the machine for itself."""
+    if record["jobs"] > 1:
+        return None
+    return record.get("tokens_per_second") or record.get("rows_per_second")
+
+
+def single(results):
+    cells = results.rows("")
+    metric = next((c.metric for c in cells if c.good), "loss")
+    head = ["attention", "seeds", unit(metric), "a run", "tokens/s", "memory", "remarks"]
+    rows, asides = [], set()
+    if chance := chance_row(results, "", len(head)):
+        rows.append(chance)
+        asides.add(0)
+    for cell in cells:
+        rows.append([
+            label(cell), str(len(cell.good)), result(cell, count=False),
+            duration(cell.mean_of(lambda r: r["seconds"])), rate(cell.mean_of(speed_of)),
+            size(cell.mean_of(lambda r: r.get("memory_bytes"))), cell.marks() or "",
+        ])  # fmt: skip
+    blocks = [Table(head, rows, asides),
+              Text("How steady the training was, and how the heads concentrate at its end:"),
+              concentration(cells)]  # fmt: skip
+    if picture := figures.training(results):
+        blocks.append(picture)
+    return blocks
+
+
+def concentration(cells):
+    """How steady the training was, and how the heads concentrate at its end."""
+    def norm(which):
+        return lambda r: r["gradient_norm"][which] if r.get("gradient_norm") else None
+
+    head = ["attention", "spikes", "gradient norm: median", "99%", "largest", "entropy, nats", "gap",
+            "log-variance", "alpha", "beta"]  # fmt: skip
+    rows = [[
+        label(c), plain(c.mean_of(lambda r: r.get("spikes"))),
+        *(plain(c.mean_of(norm(which))) for which in ("median", "p99", "max")),
+        fixed(c.instrument("entropy")), fixed(c.instrument("gap"), 3),
+        fixed(c.instrument("log_variance")), fixed(c.instrument("alpha")),
+        fixed(c.instrument("beta")),
+    ] for c in cells if c.good]  # fmt: skip
+    return Table(head, rows)
+
+
+def row_names(results):
+    """Rows with a record in any part, in the order of the plan."""
+    found = {}
+    for (_, name), cell in results.cells.items():
+        if cell.records:
+            found[name] = label(cell)
+    order = [row["name"] for row in results.experiment.rows]
+    return sorted(found.items(), key=lambda item: order.index(item[0]))
+
+
+def across(results, parts, text):
+    """A table of rows against parts by text(cell)."""
+    return [[name, *(text(results.cell(part["name"], row)) for part in parts)]
+            for row, name in row_names(results)]  # fmt: skip
+
+
+def many(results):
+    parts = [p for p in results.experiment.parts if results.rows(p["name"])]
+    chances = [results.chance(p["name"]) for p in parts]
+    head = ["attention", *(f"{part_label(p)}: {unit(c[0])}" if c else part_label(p)
+                           for p, c in zip(parts, chances, strict=True))]  # fmt: skip
+    rows = [["nothing learned", *(value(c[0], c[1]) if c else NONE for c in chances)]]
+    rows += across(results, parts, result)
+    asides = {0}
+    for line in results.experiment.table.get("published", []):
+        asides.add(len(rows))
+        rows.append([f"{line['label']}, published ({line['source']})",
+                     *(published(line["values"].get(p["name"])) for p in parts)])  # fmt: skip
+    costs = [["attention", *(part_label(p) for p in parts)], across(results, parts, speed)]
+    return [Table(head, rows, asides), Text("Tokens or rows a second, and peak memory:"),
+            Table(*costs), *remarks(results)]  # fmt: skip
+
+
+def published(number):
+    return NONE if number is None else number if isinstance(number, str) else f"{100 * number:.1f}"
+
+
+def speed(cell):
+    if cell is None or not cell.good:
+        return NONE
+    memory = size(cell.mean_of(lambda r: r.get("memory_bytes")))
+    return f"{rate(cell.mean_of(speed_of))}/s, {memory}"
+
+
+def remarks(results):
+    found = [f"{part_label(c.part)}, {label(c)}: {c.marks()}" if c.part["name"]
+             else f"{label(c)}: {c.marks()}"
+             for c in results.cells.values() if c.marks()]  # fmt: skip
+    return [Points(found)] if found else []
+
+
+def grid(results):
+    """Parts of one family are the columns of a table; the last column says where a row fails."""
+    blocks = []
+    for family in dict.fromkeys(p["family"] for p in results.experiment.parts):
+        parts = [p for p in results.experiment.parts if p["family"] == family]
+        parts = [p for p in parts if results.rows(p["name"])]
+        if not parts:
+            continue
+        key = next(iter(parts[0]["at"]))
+        name = key.rpartition(".")[2]
+        metric, _, _ = results.chance(parts[0]["name"]) or ("accuracy", 0, "")
+        head = [f"{part_label(parts[0])}: {unit(metric)}",
+                *(f"{p['at'][key]} {name}" for p in parts), f"at least 90% up to, {name}"]  # fmt: skip
+        rows = [["one of the values shown", *(f"{100 / p['at'][key]:.1f}" for p in parts), NONE]]
+        for row, text in row_names(results):
+            cells = [results.cell(p["name"], row) for p in parts]
+            if not any(c and c.records for c in cells):
+                continue
+            held = [p["at"][key] for p, c in zip(parts, cells, strict=True)
+                    if c and c.good and c.mean() >= 0.9]  # fmt: skip
+            rows.append([text, *(result(c) for c in cells), str(max(held)) if held else "none"])
+        blocks.append(Table(head, rows, {0}))
+    if picture := figures.recall(results):
+        blocks.append(picture)
+    return [*blocks, *remarks(results)]
+
+
+def cost_cell(cell, tokens, key, text):
+    for record in cell.good if cell else []:
+        for point in record["cost"]:
+            if point["tokens"] == tokens:
+                if "failure" in point:
+                    return point["failure"].partition(":")[0]
+                return text(point.get(key))
+    return NONE
+
+
+def cost(results):
+    cells = results.rows("")
+    lengths = results.experiment.table["tokens"]
+    blocks = []
+    for title, key, text in (("Time of a training step:", "step_ms", milliseconds),
+                             ("Peak memory:", "memory_bytes", size)):  # fmt: skip
+        rows = [[label(c), *(cost_cell(c, n, key, text) for n in lengths)] for c in cells]
+        blocks += [Text(title), Table(["attention", *map(str, lengths)], rows)]
+    lines = results.experiment.table.get("published", [])
+    if lines:
+        used = sorted({int(n) for line in lines for n in line["values"]})
+        rows = [[f"{line['label']} ({line['source']})",
+                 *(line["values"].get(str(n), NONE) for n in used)] for line in lines]  # fmt: skip
+        blocks += [Text("Published, memory and time:"),
+                   Table(["attention", *map(str, used)], rows, set(range(len(rows))))]  # fmt: skip
+    if picture := figures.cost(results):
+        blocks.append(picture)
+    return [*blocks, *remarks(results)]
+
+
+def causal(results):
+    """Perplexities, and what generating costs."""
+    others = results.experiment.table.get("evaluate_on", [])
+    head = ["attention", "seeds", "perplexity", *(f"perplexity, {name}" for name in others)]
+    rows = []
+    if found := results.chance(""):
+        rows.append([f"nothing learned: {found[2]}", NONE, plain(math.exp(found[1]), 4),
+                     *(NONE for _ in others)])  # fmt: skip
+    lengths = results.experiment.table.get("generate", [])
+    made = []
+    for cell in results.rows(""):
+        def perplexity(record, name):
+            loss = record.get("evaluated_on", {}).get(name, {}).get("loss")
+            return math.exp(loss) if loss is not None else None
+
+        def generated(record, length):
+            return record.get("generated", {}).get(str(length), {})
+
+        if not cell.good:
+            continue
+        own = cell.mean_of(lambda r: math.exp(r["final"]["loss"]))
+        rows.append([label(cell), str(len(cell.good)), plain(own, 4),
+                     *(plain(cell.mean_of(lambda r, n=n: perplexity(r, n)), 4)
+                       for n in others)])  # fmt: skip
+        texts = []
+        for n in lengths:
+            speed = cell.mean_of(lambda r, n=n: generated(r, n).get("tokens_per_second"))
+            memory = cell.mean_of(lambda r, n=n: generated(r, n).get("memory_bytes"))
+            texts.append(f"{rate(speed)}/s, {size(memory)}" if speed else NONE)
+        made.append([label(cell), *texts])
+    return [
+        *single(results),
+        Table(head, rows, {0}),
+        Text("Generating one text of so many tokens: tokens a second over the whole text, and what the "
+             "layers keep of it at its end:"),
+        Table(["attention", *map(str, lengths)], made),
+    ]  # fmt: skip
+
+
+def training_seconds(record):
+    """Of the steps alone, without evaluations and instruments."""
+    return record["final_step"] * record["batch"] / record["rows_per_second"]
+
+
+def loss_at(record, seconds):
+    """The validation metric after so many seconds of training, between evaluations by a line."""
+    per_step = record["batch"] / record["rows_per_second"]
+    points = [(step * per_step, number) for step, number in record["curve"]]
+    for (t0, y0), (t1, y1) in zip(points, points[1:], strict=False):
+        if t0 <= seconds <= t1:
+            return y0 + (y1 - y0) * (seconds - t0) / (t1 - t0)
+    return points[-1][1] if points and math.isclose(points[-1][0], seconds) else None
+
+
+def equal_time(results):
+    rows = []
+    for part in results.experiment.parts:
+        cells = [c for c in results.rows(part["name"]) if c.good]
+        if not cells:
+            continue
+        common = min(training_seconds(r) for c in cells for r in c.good)
+        for cell in cells:
+            per_step = cell.mean_of(lambda r: 1000 * r["batch"] / r["rows_per_second"])
+            rows.append([
+                part_label(part), label(cell), milliseconds(per_step), result(cell),
+                duration(common),
+                value("loss", cell.mean_of(lambda r, t=common: loss_at(r, t))),
+            ])  # fmt: skip
+    head = ["rows of", "attention", "a step", "loss, all steps", "at equal time of", "loss then"]
+    chance = next((results.chance(p["name"]) for p in results.experiment.parts
+                   if results.chance(p["name"])), None)  # fmt: skip
+    if chance:
+        rows.insert(0, ["any", f"nothing learned: {chance[2]}", NONE, value("loss", chance[1]),
+                        NONE, NONE])  # fmt: skip
+    blocks = [Table(head, rows, {0} if chance else set())]
+    if picture := figures.equal_time(results):
+        blocks.append(picture)
+    return [*blocks, *remarks(results)]
+
+
+def view_of(results):
+    table = results.experiment.table
+    if table.get("view") == "equal-time":
+        return equal_time
+    if table.get("kind") == "cost":
+        return cost
+    if any("family" in part for part in results.experiment.parts):
+        return grid
+    if table.get("generate"):
+        return causal
+    return single if len(results.experiment.parts) == 1 else many
+
+
+def section(results):
+    experiment = results.experiment
+    blocks = [Heading(3, experiment.table["title"])]
+    for key in ("about", "note"):
+        if experiment.table.get(key):
+            blocks.append(Text(experiment.table[key]))
+    blocks.append(Code(command(experiment)))
+    records = results.records
+    if not records:
+        return [*blocks, Text(f"**Not run yet** ({results.planned} runs).")]
+    left = results.planned - len(records)
+    state = f"{len(records)} of {results.planned} runs" if left else f"{len(records)} runs"
+    stale = f"; {results.stale} records of other settings are left out" if results.stale else ""
+    by = "; ".join(f"{text} ({count} runs)" for text, count in machines(records))
+    blocks.append(Text(f"{state}{stale}. {by}.", small=True))
+    return [*blocks, *view_of(results)(results)]

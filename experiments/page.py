@@ -1,0 +1,101 @@
+"""Writes docs/results.md, docs/results.html and their figures from the records of the experiments.
+
+    page.py            writes them
+    page.py --check    fails when one is not what the records give
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import pathlib
+import sys
+
+FOLDER = pathlib.Path(__file__).resolve().parent
+ROOT = FOLDER.parent
+sys.path.insert(0, str(FOLDER))
+
+from harness import analysis, document, plan, views  # noqa: E402
+from harness.document import Heading, Picture, Text  # noqa: E402
+from harness.record import SPIKE_BEFORE, SPIKE_DEVIATIONS, SPIKE_SHARE  # noqa: E402
+from harness.summary import Results  # noqa: E402
+
+TITLE = "Results"
+REGENERATE = "make results"
+GROUPS = {
+    1: "Language",
+    2: "What each component is worth",
+    3: "Vision",
+    4: "Long Range Arena",
+    5: "Causal language model, and long rows",
+    6: "Cost",
+    7: "Limits",
+    8: "Beyond",
+    9: "Small scale, on a CPU",
+}
+# What is said of several experiments, behind those of a group.
+OVERALL = {
+    2: (analysis.worth, analysis.prediction),
+    7: (analysis.losses,),
+}
+ABOUT = f"""
+What LLN gives and costs, from runs of this code on real data. Every number here is computed from the records in
+`experiments/NAME/records.jsonl` (a line a run: settings, seed, revision, machine, wall time, curves, instruments)
+by `{REGENERATE}`, and a test compares. [experiments/README.md](../experiments/README.md) says how to run them; each run
+fits into nine minutes on one H200, and what was cut short is marked with a star."""
+READING = f"""
+**How to read the tables.** A result is that of the last evaluation, on data that was not trained on; nothing is
+chosen by it. ± is the standard deviation over seeds, behind it in brackets their number; a seed changes the
+initial weights, the order of the data and all that is random. "Nothing learned" is what the most frequent
+answer, or the frequency of tokens, gives. Speeds are those of runs that had the machine for themselves.
+Spikes count means of 10 to 20 training losses that lie above the median of the {SPIKE_BEFORE} before by more than
+{SPIKE_DEVIATIONS} of their deviations and {100 * SPIKE_SHARE:.0f}%. Entropy, gap and log-variance are means over layers
+and heads at the end of the training ([instruments.md](instruments.md)); attentions whose own matrix the instruments do
+not measure have none."""
+
+
+def blocks(folder=FOLDER):
+    names = plan.names(folder)
+    results = [Results(plan.read(name, folder), folder) for name in names]
+    made = [Heading(1, TITLE), Text(ABOUT), Text(READING)]
+    groups = sorted({r.experiment.table["group"] for r in results})
+    for group in groups:
+        made.append(Heading(2, f"{group}. {GROUPS[group]}"))
+        for own in results:
+            if own.experiment.table["group"] == group:
+                made += views.section(own)
+        for part in OVERALL.get(group, ()):
+            made += part([r for r in results if r.experiment.table["group"] < 9])
+    return made
+
+
+def files(folder=FOLDER):
+    """Path from the root -> what should be in it."""
+    made = blocks(folder)
+    found = {
+        "docs/results.md": document.markdown(made),
+        "docs/results.html": document.html("lln: results", made),
+    }
+    for block in made:
+        if isinstance(block, Picture):
+            found[f"docs/pictures/{block.name}.svg"] = block.svg
+    return found
+
+
+def main(arguments):
+    if arguments not in ([], ["--check"]):
+        sys.exit(__doc__)
+    wanted = files()
+    there = {p.relative_to(ROOT).as_posix() for p in (ROOT / "docs/pictures").glob("results_*.svg")}
+    for path in sorted(there - wanted.keys()):
+        if arguments:
+            sys.exit(f"{path} is of no record: {REGENERATE}")
+        (ROOT / path).unlink()
+    for path, text in wanted.items():
+        file = ROOT / path
+        if not arguments:
+            file.write_text(text, encoding="utf-8")
+        elif not file.exists() or file.read_text(encoding="utf-8") != text:
+            sys.exit(f"{path} is not what the records give: {REGENERATE}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
