@@ -22,7 +22,7 @@
 namespace lln::cuda {
 namespace {
 
-constexpr int kUnderWay = 4;  // 16-byte vectors of a thread
+constexpr int kUnderWay = 8;  // 16-byte vectors of a thread
 constexpr unsigned kAllLanes = 0xFFFFFFFFU;
 
 // Pieces of a sequence: small enough that one long head fills the device.
@@ -244,17 +244,23 @@ __global__ void __launch_bounds__(kMomentThreads)
   const Moments sums = block_moments(thread_sums<T, kVector>(side, span, head, call.dim), shared);
   if (threadIdx.x == 0) cluster.map_shared_rank(parts, 0)[rank] = sums;
   cluster.sync();
-  if (rank != 0 || threadIdx.x >= 32) return;
-  const auto joined = [&](const Moments* from, unsigned pieces, std::int64_t heads) {
-    Moments all;
-    for (std::int64_t h = 0; h < heads; ++h, from += pieces) {
-      if (threadIdx.x < pieces) all = merged(all, from[threadIdx.x]);
-    }
-    return warp_merged(all);
-  };
-  const Moments q = joined(parts, call.q.pieces, call.group);
-  const Moments k = joined(parts + of_q, call.k.pieces, 1);
-  if (threadIdx.x == 0) write_pair(call, rule, pair, q, k);
+  if (rank != 0 || threadIdx.x >= 64) return;
+  // As joined_heads(), of q by one warp and of k by another.
+  const unsigned lane = threadIdx.x % 32;
+  const bool joins_q = threadIdx.x < 32;
+  const Moments* const from = joins_q ? parts : parts + of_q;
+  const unsigned pieces = joins_q ? call.q.pieces : call.k.pieces;
+  Moments all;
+  for (std::int64_t h = 0; h < (joins_q ? call.group : 1); ++h) {
+    if (lane < pieces) all = merged(all, from[h * pieces + lane]);
+  }
+  for (int step = kLargestCluster / 2; step > 0; step /= 2) {
+    all = merged(all, shifted_down(all, step));
+  }
+  __shared__ Moments of_keys;
+  if (threadIdx.x == 32) of_keys = all;
+  meet(1, 64);
+  if (threadIdx.x == 0) write_pair(call, rule, pair, all, of_keys);
 #endif
 }
 
