@@ -33,23 +33,28 @@ GROUPS = {
 }
 # What is said of several experiments, behind those of a group.
 OVERALL = {
-    2: (analysis.worth, analysis.prediction),
+    2: (analysis.worth, analysis.sweeps, analysis.prediction),
     7: (analysis.losses,),
 }
+SPIKES = (
+    f"the {SPIKE_BEFORE} before by more than {SPIKE_DEVIATIONS} of their deviations and "
+    f"{100 * SPIKE_SHARE:.0f}%"
+)
 ABOUT = f"""
-What LLN gives and costs, from runs of this code on real data. Every number here is computed from the records in
-`experiments/NAME/records.jsonl` (a line a run: settings, seed, revision, machine, wall time, curves, instruments)
-by `{REGENERATE}`, and a test compares. [experiments/README.md](../experiments/README.md) says how to run them; each run
-fits into nine minutes on one H200, and what was cut short is marked with a star."""
+What LLN gives and costs, from runs of this code on real data. Every number here is computed from
+the records (`records.jsonl` of each folder of `experiments`; a line a run: settings, seed,
+revision, machine, wall time, curves, instruments) by `{REGENERATE}`, and a test compares.
+[experiments/README.md](../experiments/README.md) says how to run them; each run fits into nine
+minutes on one H200, and what was cut short is marked with a star."""
 READING = f"""
-**How to read the tables.** A result is that of the last evaluation, on data that was not trained on; nothing is
-chosen by it. ± is the standard deviation over seeds, behind it in brackets their number; a seed changes the
-initial weights, the order of the data and all that is random. "Nothing learned" is what the most frequent
-answer, or the frequency of tokens, gives. Speeds are those of runs that had the machine for themselves.
-Spikes count means of 10 to 20 training losses that lie above the median of the {SPIKE_BEFORE} before by more than
-{SPIKE_DEVIATIONS} of their deviations and {100 * SPIKE_SHARE:.0f}%. Entropy, gap and log-variance are means over layers
-and heads at the end of the training ([instruments.md](instruments.md)); attentions whose own matrix the instruments do
-not measure have none."""
+**How to read the tables.** A result is that of the last evaluation, on data that was not trained
+on; nothing is chosen by it. ± is the standard deviation over seeds, behind it in brackets their
+number; a seed changes the initial weights, the order of the data and all that is random. "Nothing
+learned" is what the most frequent answer, or the frequency of tokens, gives. Speeds are those of
+runs that had the machine for themselves. Spikes count means of 10 to 20 training losses that lie
+above the median of {SPIKES}. Entropy, gap and log-variance are means over
+layers and heads at the end of the training ([instruments.md](instruments.md)); attentions whose own
+matrix the instruments do not measure have none."""
 
 
 def blocks(folder=FOLDER):

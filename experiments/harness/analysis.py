@@ -8,7 +8,7 @@ import math
 
 from harness import figures
 from harness.document import Heading, Table, Text
-from harness.numbers import NONE, value
+from harness.numbers import NONE, fixed, plain, result, value
 from harness.summary import spearman
 from harness.views import label, part_label
 
@@ -37,6 +37,20 @@ WORTH = (
     ("mix: gate in place of 0.5", "lln+diag-entropy", "lln+diag-entropy-gate"),
     ("mix: gate in place of 0.5, softmax", "softmax+diag", "softmax+diag-gate"),
 )
+# (what is varied, attention, values, name of the row, rows of another name): one number is changed,
+# in the same setting.
+BLOCKS, HEADS = (16, 32, 64, 128, 256), (16, 32, 64, 128)
+ALPHAS, TEMPERATURES = (0.5, 1, 1.5, 2, 2.1, 2.5, 3, 4), (0.5, 0.7, 1, 1.5, 2)
+LLN, SOFT = ("LLN (entropy) + Diag", "lln+diag-entropy"), ("softmax + Diag", "softmax+diag")
+SWEEPS = (
+    ("alpha = beta", "LLN + Diag", ALPHAS, "alpha={:g}",
+     {1: "lln+diag-none", 2.1: "lln+diag-frozen"}),
+    ("temperature", SOFT[0], TEMPERATURES, "temperature={:g}", {1: SOFT[1]}),
+    ("tokens of a block", LLN[0], BLOCKS, "lln-block={:g}", {64: LLN[1]}),
+    ("tokens of a block", "Diag", BLOCKS, "diag-block={:g}", {64: "diag"}),
+    ("channels of a head", LLN[0], HEADS, "lln-head={:g}", {64: LLN[1]}),
+    ("channels of a head", SOFT[0], HEADS, "softmax-head={:g}", {64: SOFT[1]}),
+)  # fmt: skip
 ONE_SETTING = ("language", "ablation", "beyond")
 OURS = ("lln+diag-entropy", "lln+diag", "lln+diag-ema", "lln+diag-per_head")
 THEIRS = "softmax+diag"
@@ -70,31 +84,81 @@ def worth(all_results):
             continue
         spread = joint_spread(a, b)
         change = b.mean() - a.mean()
-        rows.append([
-            what, value("loss", a.mean()), value("loss", b.mean()), f"{change:+.3f}",
-            NONE if spread is None else f"± {spread:.3f}", f"{len(a.good)}, {len(b.good)}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                what,
+                value("loss", a.mean()),
+                value("loss", b.mean()),
+                f"{change:+.3f}",
+                NONE if spread is None else f"± {spread:.3f}",
+                f"{len(a.good)}, {len(b.good)}",
+            ]
+        )
     blocks = [Heading(3, "What each component is worth")]
     if not rows:
         return [*blocks, Text("**Not run yet**: it is made of the rows above.")]
     found = chance_of(all_results)
     if found:
-        rows.insert(0, [f"nothing learned: {found[2]}", value("loss", found[1]), NONE, NONE, NONE, NONE])
+        rows.insert(
+            0, [f"nothing learned: {found[2]}", value("loss", found[1]), NONE, NONE, NONE, NONE]
+        )
     blocks += [
-        Text("One change at a time in the setting of masked words with 3200 steps: validation loss before and "
-             "after, and the difference; less is better. The error of the difference is that of the two means "
-             "over seeds; where one of them has one seed there is none, and a difference of a few "
-             "hundredths says little."),
-        Table(["change", "before", "after", "difference", "error", "seeds"], rows,
-              {0} if found else set()),
-    ]  # fmt: skip
+        Text(
+            "One change at a time in the setting of masked words with 3200 steps: validation loss "
+            "before and after, and the difference; less is better. The error of the difference is "
+            "that of the two means over seeds; where one of them has one seed there is none, and "
+            "a difference of a few hundredths says little."
+        ),
+        Table(
+            ["change", "before", "after", "difference", "error", "seeds"],
+            rows,
+            {0} if found else set(),
+        ),
+    ]
     diag, soft, ours = (find_row(all_results, r) for r in ("diag", THEIRS, "lln+diag-entropy"))
     if diag and soft and ours and diag.mean() > soft.mean():
         share = (diag.mean() - ours.mean()) / (diag.mean() - soft.mean())
-        blocks.append(Text(
-            f"Of what softmax adds to Diag ({diag.mean() - soft.mean():.3f}), LLN (entropy) adds "
-            f"{diag.mean() - ours.mean():.3f}: {100 * share:.0f}%."))  # fmt: skip
+        blocks.append(
+            Text(
+                f"Of what softmax adds to Diag ({diag.mean() - soft.mean():.3f}), LLN (entropy) "
+                f"adds {diag.mean() - ours.mean():.3f}: {100 * share:.0f}%."
+            )
+        )
     return blocks
+
+
+def sweeps(all_results):
+    """One number varied: loss, and how concentrated the heads are at the end."""
+    blocks, rows, lines = [Heading(3, "Sweeps")], [], []
+    for varied, name, numbers, pattern, others in SWEEPS:
+        cells = [(n, find_row(all_results, others.get(n, pattern.format(n)))) for n in numbers]
+        cells = [(number, cell) for number, cell in cells if cell]
+        if len(cells) < 2:
+            continue
+        lines.append((varied, name, [(number, cell.mean()) for number, cell in cells]))
+        for number, cell in cells:
+            spikes = cell.mean_of(lambda r: r.get("spikes"))
+            shown = [result(cell), plain(spikes), fixed(cell.instrument("entropy"))]
+            shown += [fixed(cell.instrument("gap"), 3), fixed(cell.instrument("log_variance"))]
+            rows.append([varied, name, f"{number:g}", *shown])
+    if not rows:
+        return [*blocks, Text("**Not run yet**: they are made of the rows above.")]
+    head = [
+        "varied",
+        "attention",
+        "value",
+        "loss",
+        "spikes",
+        "entropy, nats",
+        "gap",
+        "log-variance",
+    ]
+    found = chance_of(all_results)
+    if found:
+        text = f"nothing learned: {found[2]}"
+        rows.insert(0, ["any", text, NONE, value("loss", found[1]), *[NONE] * 4])
+    blocks.append(Table(head, rows, {0} if found else set()))
+    return [*blocks, figures.sweeps(lines)]
 
 
 def chance_of(all_results):
@@ -124,21 +188,47 @@ def losses(all_results):
             if spread is not None and abs(change) < 2 * spread:
                 verdict = "no difference beyond the spread"
             title = results.experiment.table["title"]
-            rows.append([
-                f"{title}, {part_label(part)}" if part["name"] else title, label(ours), metric,
-                value(metric, chance), value(metric, ours.mean()), value(metric, theirs.mean()),
-                f"{scale * change:+.{digits}f}",
-                NONE if spread is None else f"± {scale * spread:.{digits}f}",
-                f"{len(ours.good)}, {len(theirs.good)}", verdict,
-            ])  # fmt: skip
+            rows.append(
+                [
+                    f"{title}, {part_label(part)}" if part["name"] else title,
+                    label(ours),
+                    metric,
+                    value(metric, chance),
+                    value(metric, ours.mean()),
+                    value(metric, theirs.mean()),
+                    f"{scale * change:+.{digits}f}",
+                    NONE if spread is None else f"± {scale * spread:.{digits}f}",
+                    f"{len(ours.good)}, {len(theirs.good)}",
+                    verdict,
+                ]
+            )
     blocks = [Heading(3, "Limits: LLN + Diag against softmax + Diag")]
     if not rows:
-        return [*blocks, Text("**Not run yet**: it is made of all experiments that have both rows.")]
-    head = ["experiment", "LLN", "metric", "nothing learned", "LLN + Diag", "softmax + Diag", "difference",
-            "error", "seeds", "LLN + Diag"]  # fmt: skip
-    return [*blocks, Text("Everywhere where both were trained, whichever is better. The error is that of the "
-                          "difference of means over seeds; without one there is one seed, and small "
-                          "differences say nothing."), Table(head, rows)]  # fmt: skip
+        return [
+            *blocks,
+            Text("**Not run yet**: it is made of all experiments that have both rows."),
+        ]
+    head = [
+        "experiment",
+        "LLN",
+        "metric",
+        "nothing learned",
+        "LLN + Diag",
+        "softmax + Diag",
+        "difference",
+        "error",
+        "seeds",
+        "LLN + Diag",
+    ]
+    return [
+        *blocks,
+        Text(
+            "Everywhere where both were trained, whichever is better. The error is that of the "
+            "difference of means over seeds; without one there is one seed, and small "
+            "differences say nothing."
+        ),
+        Table(head, rows),
+    ]
 
 
 def lost(metric, number, best, chance):
@@ -154,6 +244,8 @@ def distances(all_results):
             cells = [c for c in results.rows(part["name"]) if c.good and c.instrument("entropy")]
             by_name = {c.row["name"]: c for c in cells}
             reference = by_name.get("softmax+diag") or by_name.get("softmax")
+            if reference is None and results.experiment.name in ONE_SETTING:
+                reference = find_row(all_results, "softmax+diag")
             chance = results.chance(part["name"])
             if reference is None or chance is None or len(cells) < 3:
                 continue
@@ -188,9 +280,13 @@ def prediction(all_results):
         for experiment, pairs in own.items():
             rho = spearman([x for x, _ in pairs], [y for _, y in pairs])
             rows.append([name, experiment, str(len(pairs)), correlation(rho)])
-    blocks.append(Text(
-        "Rank correlation (Spearman) between the distance of an instrument from softmax's and what is lost. 1 "
-        "would mean that rows that are farther from softmax are always worse, 0 that it says nothing."))  # fmt: skip
+    blocks.append(
+        Text(
+            "Rank correlation (Spearman) between the distance of an instrument from softmax's and "
+            "what is lost. 1 would mean that rows that are farther from softmax are always worse, "
+            "0 that it says nothing."
+        )
+    )
     blocks.append(Table(["instrument", "experiment", "points", "rank correlation"], rows))
     if picture := figures.prediction(points, correlations):
         blocks.append(picture)

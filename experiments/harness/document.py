@@ -41,10 +41,17 @@ figure svg { max-width: 100%; height: auto; } figcaption, .machine { color: var(
 """
 # Colours of the figures, which are drawn for paper, as variables of the page.
 THEME = {
-    "#ffffff": "paper", "#1b1f24": "ink", "#5a636e": "soft", "#dfe3e7": "line", "#eceff1": "grid",
-    "#0072b2": "blue", "#00835f": "green", "#c27a00": "orange", "#b0478f": "purple",
+    "#ffffff": "paper",
+    "#1b1f24": "ink",
+    "#5a636e": "soft",
+    "#dfe3e7": "line",
+    "#eceff1": "grid",
+    "#0072b2": "blue",
+    "#00835f": "green",
+    "#c27a00": "orange",
+    "#b0478f": "purple",
     "#8a929b": "grey",
-}  # fmt: skip
+}
 
 
 @dataclass
@@ -87,27 +94,31 @@ def anchor(text):
     return re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-")
 
 
+def filled(text, indent=""):
+    """Lines of a paragraph; code stays in one of them."""
+    whole = re.sub(r"`[^`]+`", lambda m: m.group().replace(" ", "\0"), " ".join(text.split()))
+    lines = textwrap.fill(
+        whole, 110, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return lines.replace("\0", " ")
+
+
 def markdown_block(block):
     match block:
         case Heading():
             return "#" * block.level + " " + block.text
         case Text():
-            return textwrap.fill(" ".join(block.text.split()), 110, break_long_words=False,
-                                 break_on_hyphens=False)  # fmt: skip
+            return filled(block.text)
         case Points():
-            return "\n".join(
-                textwrap.fill("- " + " ".join(line.split()), 110, subsequent_indent="  ",
-                              break_long_words=False, break_on_hyphens=False)
-                for line in block.lines
-            )  # fmt: skip
+            return "\n".join(filled("- " + line, "  ") for line in block.lines)
         case Code():
             return "\n".join("    " + line for line in block.text.splitlines())
         case Table():
             lines = [block.head, ["---"] * len(block.head), *block.rows]
             return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
         case Picture():
-            caption = textwrap.fill(" ".join(block.caption.split()), 110, break_on_hyphens=False)
-            return f"![{block.name.replace('_', ' ')}](pictures/{block.name}.svg)\n\n{caption}"
+            name = block.name
+            return f"![{name.replace('_', ' ')}](pictures/{name}.svg)\n\n{filled(block.caption)}"
     raise TypeError(block)
 
 
@@ -146,9 +157,10 @@ def html_block(block):
             head = "".join(f"<th>{inline(cell)}</th>" for cell in block.head)
             lines = [
                 f"<tr{' class=aside' if i in block.asides else ''}>"
-                + "".join(f"<td>{inline(cell)}</td>" for cell in row) + "</tr>"
+                + "".join(f"<td>{inline(cell)}</td>" for cell in row)
+                + "</tr>"
                 for i, row in enumerate(block.rows)
-            ]  # fmt: skip
+            ]
             body = "\n".join(lines)
             return f'<div class="table"><table>\n<tr>{head}</tr>\n{body}\n</table></div>'
         case Picture():

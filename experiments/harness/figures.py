@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from harness.document import Picture
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench/scale"))
-import plot  # noqa: E402  (made findable above)
+import plot
 
 # Colours as in report/style.css.
 STYLES = (
@@ -42,7 +42,9 @@ def linear(label, values, zero=False):
     if high - low < 1e-9:
         low, high = low - 0.5, high + 0.5
     step = nice((high - low) / 4)
-    ticks = [step * i for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    ticks = [
+        step * i for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+    ]
     room = 0.05 * (high - low)
     return Linear(label, low - room, high + room, ticks, lambda v: f"{v + 0.0:.6g}")
 
@@ -58,8 +60,10 @@ def logarithmic(label, values, text, ticks=None):
 
 
 def legend_of(cells):
-    return {c.row["name"]: (c.row.get("label", c.row["name"]), STYLES[i % len(STYLES)])
-            for i, c in enumerate(cells)}  # fmt: skip
+    return {
+        c.row["name"]: (c.row.get("label", c.row["name"]), STYLES[i % len(STYLES)])
+        for i, c in enumerate(cells)
+    }
 
 
 def panel(label, x_label, lines, y_zero=False):
@@ -94,18 +98,28 @@ def training(results):
         found = [(e["step"], e.get(name)) for e in cell.good[0].get("instruments", [])]
         return [(step, value[0]) for step, value in found if value is not None and step > 0]
 
-    panels = [panel(f"Validation {metric}", "steps", [(c.row["name"], c.good[0]["curve"])
-                                                      for c in cells])]  # fmt: skip
-    for name, text in (("entropy", "Entropy of rows, nats"), ("gap", "Spectral gap"),
-                       ("log_variance", "Variance of ln P")):  # fmt: skip
+    panels = [
+        panel(f"Validation {metric}", "steps", [(c.row["name"], c.good[0]["curve"]) for c in cells])
+    ]
+    for name, text in (
+        ("entropy", "Entropy of rows, nats"),
+        ("gap", "Spectral gap"),
+        ("log_variance", "Variance of ln P"),
+    ):
         panels.append(panel(text, "steps", [(c.row["name"], instrument(c, name)) for c in cells]))
-    drawn = plot.Figure(f"{results.experiment.table['title']}: over the training",
-                        legend_of(cells), [p for p in panels if p])  # fmt: skip
-    return picture(file_name(results, "training"), drawn,
-                   "The first seed of the first rows of the table. It shows how fast each learns and how its "
-                   "heads concentrate on the way (means over layers and heads, on one row of the validation "
-                   "set; where the instruments cannot measure an attention itself, it has no line). It "
-                   "does not show the spread over seeds, which is in the table, nor single heads.")  # fmt: skip
+    drawn = plot.Figure(
+        f"{results.experiment.table['title']}: over the training",
+        legend_of(cells),
+        [p for p in panels if p],
+    )
+    return picture(
+        file_name(results, "training"),
+        drawn,
+        "The first seed of the first rows of the table. It shows how fast each learns and how its "
+        "heads concentrate on the way (means over layers and heads, on one row of the validation "
+        "set; where the instruments cannot measure an attention itself, it has no line). It "
+        "does not show the spread over seeds, which is in the table, nor single heads.",
+    )
 
 
 def recall(results):
@@ -130,17 +144,22 @@ def recall(results):
     if not panels:
         return None
     drawn = plot.Figure("Recall of key-value pairs", legend_of(list(shown.values())), panels)
-    return picture(file_name(results, "pairs"), drawn,
-                   "Accuracy of the recalled values against the number of pairs. It shows where each attention "
-                   "ends with this budget and learning rate. It does not show whether a longer training, or a "
-                   "rate of its own, would move the end.")  # fmt: skip
+    return picture(
+        file_name(results, "pairs"),
+        drawn,
+        "Accuracy of the recalled values against the number of pairs. It shows where each "
+        "attention ends with this budget and learning rate. It does not show whether a longer "
+        "training, or a rate of its own, would move the end.",
+    )
 
 
 def cost(results):
     cells = [c for c in results.rows("") if c.good][: len(STYLES)]
     panels = []
-    for key, label, text, scale in (("step_ms", "Time of a step", plot.time_text, 1e-3),
-                                    ("memory_bytes", "Peak memory", plot.bytes_text, 1)):  # fmt: skip
+    for key, label, text, scale in (
+        ("step_ms", "Time of a step", plot.time_text, 1e-3),
+        ("memory_bytes", "Peak memory", plot.bytes_text, 1),
+    ):
         lines = []
         for cell in cells:
             points = [(p["tokens"], p[key] * scale) for p in cell.good[0]["cost"] if p.get(key)]
@@ -150,14 +169,21 @@ def cost(results):
             return None
         xs = sorted({x for _, points in lines for x, _ in points})
         ys = [y for _, points in lines for _, y in points]
-        panels.append(plot.Panel(logarithmic("tokens", xs, plot.count_text, xs[::2]),
-                                 logarithmic(label, ys, text),
-                                 [plot.Series(k, p) for k, p in lines]))  # fmt: skip
+        panels.append(
+            plot.Panel(
+                logarithmic("tokens", xs, plot.count_text, xs[::2]),
+                logarithmic(label, ys, text),
+                [plot.Series(k, p) for k, p in lines],
+            )
+        )
     drawn = plot.Figure("Cost of a training step against the length", legend_of(cells), panels)
-    return picture(file_name(results, "cost"), drawn,
-                   "Both axes are logarithmic; a line ends where memory did not suffice. It shows what one step "
-                   "takes on the machine above, with nothing else on it. It does not show how many steps a "
-                   "model needs, nor what a larger batch would give.")  # fmt: skip
+    return picture(
+        file_name(results, "cost"),
+        drawn,
+        "Both axes are logarithmic; a line ends where memory did not suffice. It shows what one "
+        "step takes on the machine above, with nothing else on it. It does not show how many "
+        "steps a model needs, nor what a larger batch would give.",
+    )
 
 
 def equal_time(results):
@@ -169,15 +195,21 @@ def equal_time(results):
                 shown.setdefault(cell.row["name"], cell)
                 per_step = record["batch"] / record["rows_per_second"]
                 lines.append((cell.row["name"], [(s * per_step, y) for s, y in record["curve"]]))
-        made = panel(f"Validation loss, {part.get('label', part['name'])}", "seconds of training", lines)
+        made = panel(
+            f"Validation loss, {part.get('label', part['name'])}", "seconds of training", lines
+        )
         if made:
             panels.append(made)
     if not panels:
         return None
     drawn = plot.Figure("Loss against time", legend_of(list(shown.values())), panels)
-    return picture(file_name(results, "time"), drawn,
-                   "The same number of tokens a step in rows of another length. It shows which attention has the "
-                   "lower loss at a given time of one GPU. It does not show trainings with a rate that falls.")  # fmt: skip
+    return picture(
+        file_name(results, "time"),
+        drawn,
+        "The same number of tokens a step in rows of another length. It shows which attention has "
+        "the lower loss at a given time of one GPU. It does not show trainings with a rate that "
+        "falls.",
+    )
 
 
 def prediction(points, correlations):
@@ -190,19 +222,55 @@ def prediction(points, correlations):
             continue
         rho = correlations[label]
         text = f"{label}: rank correlation {rho:.2f}" if rho is not None else label
-        series = [plot.Series(name, [(x, y) for n, x, y in rows if n == name], line=False)
-                  for name in names]  # fmt: skip
+        series = [
+            plot.Series(name, [(x, y) for n, x, y in rows if n == name], line=False)
+            for name in names
+        ]
         series = [s for s in series if s.points]
         xs, ys = [x for _, x, _ in rows], [y for _, _, y in rows]
-        panels.append(plot.Panel(linear("distance from softmax", xs, True),
-                                 linear(text, ys, True), series))  # fmt: skip
+        panels.append(
+            plot.Panel(linear("distance from softmax", xs, True), linear(text, ys, True), series)
+        )
     if not panels:
         return None
-    return picture("results_prediction", plot.Figure("Do the instruments predict quality?", legend, panels),
-                   "Every point is a row of an experiment at the end of its training (means over seeds). To the "
-                   "right: how far its entropy (as a share of ln N), spectral gap or log-variance (as the size "
-                   "of the logarithm of the ratio) is from that of softmax + Diag, or of softmax where that is "
-                   "missing, in the same experiment. Upwards: what it loses to the best row, as a share of the "
-                   "way from the best row to a model that learned nothing. It shows whether rows that concentrate "
-                   "as softmax does are better. It does not show causes, and points of one experiment "
-                   "are not independent of each other.")  # fmt: skip
+    return picture(
+        "results_prediction",
+        plot.Figure("Do the instruments predict quality?", legend, panels),
+        "Every point is a row of an experiment at the end of its training (means over seeds). To "
+        "the right: how far its entropy (as a share of ln N), spectral gap or log-variance (as "
+        "the size of the logarithm of the ratio) is from that of softmax + Diag, or of softmax "
+        "where that is missing, in the same experiment. Upwards: what it loses to the best row, "
+        "as a share of the way from the best row to a model that learned nothing. It shows "
+        "whether rows that concentrate as softmax does are better. It does not show causes, and "
+        "points of one experiment are not independent of each other.",
+    )
+
+
+def sweeps(lines):
+    """lines: [(what is varied, legend, [(value, loss)])]."""
+    names = list(dict.fromkeys(name for _, name, _ in lines))
+    legend = {name: (name, STYLES[i]) for i, name in enumerate(names)}
+    panels = []
+    for varied in dict.fromkeys(varied for varied, _, _ in lines):
+        own = [(name, points) for v, name, points in lines if v == varied]
+        xs = sorted({x for _, points in own for x, _ in points})
+        ys = [y for _, points in own for _, y in points]
+        axis = logarithmic(varied, xs, plot.count_text, apart(xs))
+        series = [plot.Series(name, points) for name, points in own]
+        panels.append(plot.Panel(axis, linear("Validation loss", ys), series))
+    return picture(
+        "results_sweeps",
+        plot.Figure("One number varied", legend, panels),
+        "Masked words after 3200 steps. It shows how much each number matters and where it is best "
+        "in this setting. It does not show what another length, width or budget would prefer, nor, "
+        "where a point is one seed, whether a small difference is one.",
+    )
+
+
+def apart(values, ratio=1.3):
+    """Those of ascending values whose texts do not touch on a logarithmic axis."""
+    kept = []
+    for number in values:
+        if not kept or number >= ratio * kept[-1]:
+            kept.append(number)
+    return kept

@@ -8,8 +8,9 @@ import difflib
 import itertools
 import pathlib
 import re
-import tomllib
 from dataclasses import dataclass, field
+
+import tomllib
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent
 KINDS = ("train", "cost")
@@ -32,6 +33,7 @@ EXPERIMENT_KEYS = {
     "generate": list,  # lengths of texts to generate
     "tokens": list,  # of cost: lengths
     "tolerance": float,  # of a rerun that is compared with the records
+    "make_data": str,  # a script beside this file: DIR LLN; the folder that it fills
     "published": list,  # rows of others' numbers, for the page
     "view": str,  # of the page, where it does not follow from the rest
     "part": list,
@@ -176,8 +178,9 @@ def expand(part):
         own = [f"{key.rpartition('.')[2]}={value}" for key, value in pairs]
         name = "-".join(([part["name"]] if part.get("name") else []) + own)
         sets = part.get("set", []) + [f"{key}={value}" for key, value in pairs]
-        parts.append({**part, "name": name, "set": sets, "family": part.get("name", ""),
-                      "at": dict(pairs)})  # fmt: skip
+        parts.append(
+            {**part, "name": name, "set": sets, "family": part.get("name", ""), "at": dict(pairs)}
+        )
     return parts
 
 
@@ -236,8 +239,10 @@ def jobs_of(experiment, path):
                 raise PlanError(f"{path}: part '{part['name']}': no row '{name}'{meant}")
         for row in experiment.rows:
             if row["name"] in part.get("rows", known):
-                jobs += [job_of(experiment, path, part, row, seed)
-                         for seed in range(seeds_of(table, part, row))]  # fmt: skip
+                jobs += [
+                    job_of(experiment, path, part, row, seed)
+                    for seed in range(seeds_of(table, part, row))
+                ]
     order = {job.key: i for i, job in enumerate(jobs)}
     return sorted(jobs, key=lambda job: (job.seed, order[job.key]))
 

@@ -1,5 +1,5 @@
-"""What is kept of a run: one line of JSON of a few kilobytes. Records of an experiment are the lines
-of its records.jsonl, in the order of rows and seeds, so that two machines' lines merge.
+"""What is kept of a run: one line of JSON of a few kilobytes. Records of an experiment are the
+lines of its records.jsonl, in the order of rows and seeds, so that two machines' lines merge.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -12,9 +12,9 @@ import statistics
 
 CURVE_POINTS = 40
 INSTRUMENTS = ("temperature", "log_variance", "entropy", "entropy_limit", "gap", "alpha", "beta")
-# A spike is a mean of `log_every` losses that lies above the median of the SPIKE_BEFORE means before
-# it by more than SPIKE_DEVIATIONS of their median deviations (scaled to a normal's standard
-# deviation) and by more than SPIKE_SHARE of the median: noise alone has a deviation near 0 at times.
+# A spike is a mean of `log_every` losses that lies above the median of the SPIKE_BEFORE means
+# before it by more than SPIKE_DEVIATIONS of their median deviations (scaled to a normal's standard
+# deviation) and by more than SPIKE_SHARE of the median: those deviations are near 0 at times.
 SPIKE_BEFORE, SPIKE_DEVIATIONS, SPIKE_SHARE, NORMAL = 11, 5, 0.02, 1.4826
 
 
@@ -99,8 +99,10 @@ def training(run):
     logged = [line for line in lines if "evaluation" not in line]
     evaluated = [line for line in lines if "evaluation" in line]
     best = next((line for line in reversed(evaluated) if line["best"]), None)
-    record = {key: facts.get(key) for key in ("task", "metric", "chance", "chance_text",
-                                              "parameters", "steps", "batch")}  # fmt: skip
+    record = {
+        key: facts.get(key)
+        for key in ("task", "metric", "chance", "chance_text", "parameters", "steps", "batch")
+    }
     record["step"] = logged[-1]["step"] if logged else 0
     record["data_rows"] = evaluated[-1]["rows"] if evaluated else None
     record["final"] = evaluated[-1]["evaluation"] if evaluated else None
@@ -112,8 +114,10 @@ def training(run):
     if logged:
         norms = [row["gradient_norm"] for row in logged]
         record["gradient_norm"] = {
-            "median": statistics.median(norms), "p99": quantile(norms, 0.99), "max": max(norms)
-        }  # fmt: skip
+            "median": statistics.median(norms),
+            "p99": quantile(norms, 0.99),
+            "max": max(norms),
+        }
         record["spikes"] = spikes([row["loss"] for row in logged])
         for key in ("tokens_per_second", "rows_per_second"):
             speeds = [row[key] for row in logged if row.get(key)]

@@ -1,5 +1,5 @@
-"""Runs jobs as processes of `lln`, some at a time, and writes a record as each ends. Whoever stops it
-(a limit, Ctrl-C) loses no finished run: the next start goes on with those that have no record.
+"""Runs jobs as processes of `lln`, some at a time, and writes a record as each ends. Whoever stops
+it (a limit, Ctrl-C) loses no finished run: the next start goes on with those that have no record.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -53,8 +53,9 @@ def source_job(job, experiments, reference):
     experiment, row = reference
     found = [j for j in experiments(experiment).jobs if j.row == row and not j.part]
     if not found:
-        raise LookupError(f"{job.experiment}: '{job.row}' starts from {experiment}:{row}, "
-                          "which is no row")  # fmt: skip
+        raise LookupError(
+            f"{job.experiment}: '{job.row}' starts from {experiment}:{row}, which is no row"
+        )
     return next((j for j in found if j.seed == job.seed), found[0])
 
 
@@ -64,8 +65,14 @@ def common(options):
 
 
 def train_command(options, job, sources):
-    words = [options.lln, "train", str(job.config), "--run",
-             str(run_folder(options, job.experiment, job.name)), *common(options)]  # fmt: skip
+    words = [
+        options.lln,
+        "train",
+        str(job.config),
+        "--run",
+        str(run_folder(options, job.experiment, job.name)),
+        *common(options),
+    ]
     if options.data:
         words += ["--data", str(options.data)]
     sets = [*job.sets, *options.extra]
@@ -85,8 +92,15 @@ def calibration_file(options, job):
 def stages_of(options, job, sources):
     """The commands of a job, one after another, each with its name."""
     if job.kind == "cost":
-        words = [options.lln, "cost", str(job.config), *common(options), "--json",
-                 "--tokens", ",".join(str(n) for n in job.tokens)]  # fmt: skip
+        words = [
+            options.lln,
+            "cost",
+            str(job.config),
+            *common(options),
+            "--json",
+            "--tokens",
+            ",".join(str(n) for n in job.tokens),
+        ]
         if options.data:
             words += ["--data", str(options.data)]
         for text in [*job.sets, *options.extra]:
@@ -98,18 +112,48 @@ def stages_of(options, job, sources):
         source = str(run_folder(options, *sources[job.calibration]))
         dump = str(calibration_file(options, job).with_suffix(".safetensors"))
         stages += [
-            ("dump", [options.lln, "dump", source, "-o", dump, "--rows", "8", "--device",
-                      options.device]),
-            ("calibrate", [options.lln, "calibrate", dump, "-o",
-                           str(calibration_file(options, job))]),
-        ]  # fmt: skip
+            (
+                "dump",
+                [
+                    options.lln,
+                    "dump",
+                    source,
+                    "-o",
+                    dump,
+                    "--rows",
+                    "8",
+                    "--device",
+                    options.device,
+                ],
+            ),
+            (
+                "calibrate",
+                [options.lln, "calibrate", dump, "-o", str(calibration_file(options, job))],
+            ),
+        ]
     stages.append(("train", train_command(options, job, sources)))
     for folder in job.evaluate_on:
-        stages.append((f"eval {folder}", [options.lln, "eval", run, *common(options), "--data",
-                                          str(options.data / folder), "--json"]))  # fmt: skip
+        stages.append(
+            (
+                f"eval {folder}",
+                [
+                    options.lln,
+                    "eval",
+                    run,
+                    *common(options),
+                    "--data",
+                    str(options.data / folder),
+                    "--json",
+                ],
+            )
+        )
     for tokens in job.generate:
-        stages.append((f"generate {tokens}", [options.lln, "generate", run, *common(options),
-                                              "--tokens", str(tokens), "--json"]))  # fmt: skip
+        stages.append(
+            (
+                f"generate {tokens}",
+                [options.lln, "generate", run, *common(options), "--tokens", str(tokens), "--json"],
+            )
+        )
     return stages
 
 
@@ -138,8 +182,9 @@ class Running:
         self.out = self.log.with_suffix(".out")
         with self.log.open("ab") as log, self.out.open("wb") as out:
             # A group of its own: Ctrl-C at the terminal is for the runner, which ends its children.
-            self.process = subprocess.Popen(words, stdout=out, stderr=log, stdin=subprocess.DEVNULL,
-                                            start_new_session=True)  # fmt: skip
+            self.process = subprocess.Popen(
+                words, stdout=out, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+            )
 
     def stop(self, why):
         if not self.cut:
@@ -180,8 +225,12 @@ class Running:
         told = [line for line in lines if line.startswith("lln: ") and "warning" not in line]
         words = "\n".join(told or lines[-5:])
         # Folders of the machine that it ran on are nobody's business.
-        for folder in (self.options.runs, self.options.data, pathlib.Path(self.options.lln).parent,
-                       self.job.config.parent):  # fmt: skip
+        for folder in (
+            self.options.runs,
+            self.options.data,
+            pathlib.Path(self.options.lln).parent,
+            self.job.config.parent,
+        ):
             if folder is not None:
                 words = words.replace(f"{folder}/", "").replace(str(folder), folder.name)
         return words[-MESSAGE:]
@@ -215,7 +264,9 @@ class Running:
             found["stage"] = self.stage
             found["message"] = self.message()
         if job.kind == "cost":
-            found["cost"] = cost_points(self.outputs.get("cost"))
+            printed = self.outputs.get("cost") or {}
+            found["cost"] = cost_points(printed)
+            found.update({key: printed[key] for key in ("torch", "version") if key in printed})
         elif (self.folder / "run.json").exists():
             found.update(records.training(self.folder))
         for stage, printed in self.outputs.items():
@@ -237,8 +288,16 @@ class Running:
 def cost_points(printed):
     if not printed or "points" not in printed:
         return []
-    kept = ("tokens", "rows", "parameters", "step_ms", "fastest_ms", "tokens_per_second",
-            "memory_bytes", "failure")  # fmt: skip
+    kept = (
+        "tokens",
+        "rows",
+        "parameters",
+        "step_ms",
+        "fastest_ms",
+        "tokens_per_second",
+        "memory_bytes",
+        "failure",
+    )
     return [{key: point[key] for key in kept if key in point} for point in printed["points"]]
 
 
@@ -300,8 +359,9 @@ class Runner:
         return found
 
     def ready(self, job):
-        return all(has_checkpoint(run_folder(self.options, *place))
-                   for place in self.sources(job).values())  # fmt: skip
+        return all(
+            has_checkpoint(run_folder(self.options, *place)) for place in self.sources(job).values()
+        )
 
     def total_over(self):
         return bool(self.options.total) and time.monotonic() - self.begin > self.options.total
@@ -326,8 +386,10 @@ class Runner:
             self.end_children()
             raise
         for job in waiting:
-            self.say(f"not run: {job.experiment} {job.name}"
-                     + ("" if self.total_over() else ": what it starts from has not been trained"))
+            self.say(
+                f"not run: {job.experiment} {job.name}"
+                + ("" if self.total_over() else ": what it starts from has not been trained")
+            )
         return self.failed == 0 and (not waiting or self.total_over())
 
     def fill(self, waiting):
@@ -370,8 +432,10 @@ def summary(found):
     text = f"{found['status']}  {found['seconds']:.0f} s"
     if found.get("best"):
         metric = found["metric"]
-        text += (f"  {metric} {found['best'][metric]:.4f} (chance {found['chance']:.4f})"
-                 f" at step {found['best_step']}/{found['steps']}")  # fmt: skip
+        text += (
+            f"  {metric} {found['best'][metric]:.4f} (chance {found['chance']:.4f})"
+            f" at step {found['best_step']}/{found['steps']}"
+        )
     if found["status"] in ("failed", "not_finite"):
         text += "  " + found["message"].splitlines()[0][:200] if found["message"] else ""
     return text

@@ -3,13 +3,26 @@
 SPDX-License-Identifier: Apache-2.0
 """
 
+import itertools
 import math
 
-from harness import figures
+from harness import compare, figures
 from harness.document import Code, Heading, Points, Table, Text
-from harness.numbers import NONE, duration, fixed, milliseconds, plain, rate, result, size
-from harness.numbers import unit, value
+from harness.numbers import (
+    NONE,
+    duration,
+    fixed,
+    milliseconds,
+    plain,
+    rate,
+    result,
+    size,
+    unit,
+    value,
+)
 from harness.summary import machines
+
+HELD = 0.9  # accuracy from which on pairs count as recalled
 
 
 def label(cell):
@@ -22,8 +35,9 @@ def part_label(part):
 
 def command(experiment):
     data = " --data DIR" if any("data" in t for t in (experiment.table, *experiment.parts)) else ""
-    device = "cpu" if experiment.table.get("view") == "smoke" else "cuda"
-    return f"experiments/run {experiment.name}{data} --runs DIR --device {device}"
+    if experiment.table.get("view") == "smoke":
+        return "make experiments-smoke"
+    return f"experiments/run {experiment.name}{data} --runs DIR --device cuda"
 
 
 def chance_row(results, part, columns):
@@ -50,14 +64,22 @@ def single(results):
         rows.append(chance)
         asides.add(0)
     for cell in cells:
-        rows.append([
-            label(cell), str(len(cell.good)), result(cell, count=False),
-            duration(cell.mean_of(lambda r: r["seconds"])), rate(cell.mean_of(speed_of)),
-            size(cell.mean_of(lambda r: r.get("memory_bytes"))), cell.marks() or "",
-        ])  # fmt: skip
-    blocks = [Table(head, rows, asides),
-              Text("How steady the training was, and how the heads concentrate at its end:"),
-              concentration(cells)]  # fmt: skip
+        rows.append(
+            [
+                label(cell),
+                str(len(cell.good)),
+                result(cell, count=False),
+                duration(cell.mean_of(lambda r: r["seconds"])),
+                rate(cell.mean_of(speed_of)),
+                size(cell.mean_of(lambda r: r.get("memory_bytes"))),
+                cell.marks() or "",
+            ]
+        )
+    blocks = [
+        Table(head, rows, asides),
+        Text("How steady the training was, and how the heads concentrate at its end:"),
+        concentration(cells),
+    ]
     if picture := figures.training(results):
         blocks.append(picture)
     return blocks
@@ -65,18 +87,36 @@ def single(results):
 
 def concentration(cells):
     """How steady the training was, and how the heads concentrate at its end."""
+
     def norm(which):
         return lambda r: r["gradient_norm"][which] if r.get("gradient_norm") else None
 
-    head = ["attention", "spikes", "gradient norm: median", "99%", "largest", "entropy, nats", "gap",
-            "log-variance", "alpha", "beta"]  # fmt: skip
-    rows = [[
-        label(c), plain(c.mean_of(lambda r: r.get("spikes"))),
-        *(plain(c.mean_of(norm(which))) for which in ("median", "p99", "max")),
-        fixed(c.instrument("entropy")), fixed(c.instrument("gap"), 3),
-        fixed(c.instrument("log_variance")), fixed(c.instrument("alpha")),
-        fixed(c.instrument("beta")),
-    ] for c in cells if c.good]  # fmt: skip
+    head = [
+        "attention",
+        "spikes",
+        "gradient norm: median",
+        "99%",
+        "largest",
+        "entropy, nats",
+        "gap",
+        "log-variance",
+        "alpha",
+        "beta",
+    ]
+    rows = [
+        [
+            label(c),
+            plain(c.mean_of(lambda r: r.get("spikes"))),
+            *(plain(c.mean_of(norm(which))) for which in ("median", "p99", "max")),
+            fixed(c.instrument("entropy")),
+            fixed(c.instrument("gap"), 3),
+            fixed(c.instrument("log_variance")),
+            fixed(c.instrument("alpha")),
+            fixed(c.instrument("beta")),
+        ]
+        for c in cells
+        if c.good
+    ]
     return Table(head, rows)
 
 
@@ -92,25 +132,40 @@ def row_names(results):
 
 def across(results, parts, text):
     """A table of rows against parts by text(cell)."""
-    return [[name, *(text(results.cell(part["name"], row)) for part in parts)]
-            for row, name in row_names(results)]  # fmt: skip
+    return [
+        [name, *(text(results.cell(part["name"], row)) for part in parts)]
+        for row, name in row_names(results)
+    ]
 
 
 def many(results):
     parts = [p for p in results.experiment.parts if results.rows(p["name"])]
     chances = [results.chance(p["name"]) for p in parts]
-    head = ["attention", *(f"{part_label(p)}: {unit(c[0])}" if c else part_label(p)
-                           for p, c in zip(parts, chances, strict=True))]  # fmt: skip
+    head = [
+        "attention",
+        *(
+            f"{part_label(p)}: {unit(c[0])}" if c else part_label(p)
+            for p, c in zip(parts, chances, strict=True)
+        ),
+    ]
     rows = [["nothing learned", *(value(c[0], c[1]) if c else NONE for c in chances)]]
     rows += across(results, parts, result)
     asides = {0}
     for line in results.experiment.table.get("published", []):
         asides.add(len(rows))
-        rows.append([f"{line['label']}, published ({line['source']})",
-                     *(published(line["values"].get(p["name"])) for p in parts)])  # fmt: skip
+        rows.append(
+            [
+                f"{line['label']}, published ({line['source']})",
+                *(published(line["values"].get(p["name"])) for p in parts),
+            ]
+        )
     costs = [["attention", *(part_label(p) for p in parts)], across(results, parts, speed)]
-    return [Table(head, rows, asides), Text("Tokens or rows a second, and peak memory:"),
-            Table(*costs), *remarks(results)]  # fmt: skip
+    return [
+        Table(head, rows, asides),
+        Text("Tokens or rows a second, and peak memory:"),
+        Table(*costs),
+        *remarks(results),
+    ]
 
 
 def published(number):
@@ -121,13 +176,18 @@ def speed(cell):
     if cell is None or not cell.good:
         return NONE
     memory = size(cell.mean_of(lambda r: r.get("memory_bytes")))
-    return f"{rate(cell.mean_of(speed_of))}/s, {memory}"
+    found = cell.mean_of(speed_of)
+    return memory if found is None else f"{rate(found)}/s, {memory}"
 
 
 def remarks(results):
-    found = [f"{part_label(c.part)}, {label(c)}: {c.marks()}" if c.part["name"]
-             else f"{label(c)}: {c.marks()}"
-             for c in results.cells.values() if c.marks()]  # fmt: skip
+    found = [
+        f"{part_label(c.part)}, {label(c)}: {c.marks()}"
+        if c.part["name"]
+        else f"{label(c)}: {c.marks()}"
+        for c in results.cells.values()
+        if c.marks()
+    ]
     return [Points(found)] if found else []
 
 
@@ -142,20 +202,48 @@ def grid(results):
         key = next(iter(parts[0]["at"]))
         name = key.rpartition(".")[2]
         metric, _, _ = results.chance(parts[0]["name"]) or ("accuracy", 0, "")
-        head = [f"{part_label(parts[0])}: {unit(metric)}",
-                *(f"{p['at'][key]} {name}" for p in parts), f"at least 90% up to, {name}"]  # fmt: skip
+        head = [
+            f"{part_label(parts[0])}: {unit(metric)}",
+            *(f"{p['at'][key]} {name}" for p in parts),
+            f"at least 90% up to, {name}",
+        ]
         rows = [["one of the values shown", *(f"{100 / p['at'][key]:.1f}" for p in parts), NONE]]
         for row, text in row_names(results):
             cells = [results.cell(p["name"], row) for p in parts]
             if not any(c and c.records for c in cells):
                 continue
-            held = [p["at"][key] for p, c in zip(parts, cells, strict=True)
-                    if c and c.good and c.mean() >= 0.9]  # fmt: skip
+            held = [
+                p["at"][key]
+                for p, c in zip(parts, cells, strict=True)
+                if c and c.good and c.mean() >= HELD
+            ]
             rows.append([text, *(result(c) for c in cells), str(max(held)) if held else "none"])
         blocks.append(Table(head, rows, {0}))
+    blocks.append(Text(rule_of_thumb(results)))
     if picture := figures.recall(results):
         blocks.append(picture)
     return [*blocks, *remarks(results)]
+
+
+def rule_of_thumb(results):
+    """The most pairs that each attention held, over all widths and lengths, by the channels of a
+    head."""
+    most = {}
+    for cell in results.cells.values():
+        if not cell.good or cell.mean() < HELD:
+            continue
+        pairs = next(iter(cell.part["at"].values()))
+        channels = cell.good[0]["settings"].get("model.dim", 0)
+        key = (label(cell), channels)
+        most[key] = max(most.get(key, 0), pairs)
+    if not most:
+        return "No row held 90% at any number of pairs."
+    words = [f"{name} with {channels} channels {pairs}" for (name, channels), pairs in most.items()]
+    return (
+        f"The most pairs that were recalled with at least {100 * HELD:.0f}%, of those tried: "
+        f"{'; '.join(words)}. For users: a task that must recall more than that at these widths "
+        "needs softmax, or Diag where what is asked for stands in the same block."
+    )
 
 
 def cost_cell(cell, tokens, key, text):
@@ -172,17 +260,26 @@ def cost(results):
     cells = results.rows("")
     lengths = results.experiment.table["tokens"]
     blocks = []
-    for title, key, text in (("Time of a training step:", "step_ms", milliseconds),
-                             ("Peak memory:", "memory_bytes", size)):  # fmt: skip
+    for title, key, text in (
+        ("Time of a training step:", "step_ms", milliseconds),
+        ("Peak memory:", "memory_bytes", size),
+    ):
         rows = [[label(c), *(cost_cell(c, n, key, text) for n in lengths)] for c in cells]
         blocks += [Text(title), Table(["attention", *map(str, lengths)], rows)]
     lines = results.experiment.table.get("published", [])
     if lines:
         used = sorted({int(n) for line in lines for n in line["values"]})
-        rows = [[f"{line['label']} ({line['source']})",
-                 *(line["values"].get(str(n), NONE) for n in used)] for line in lines]  # fmt: skip
-        blocks += [Text("Published, memory and time:"),
-                   Table(["attention", *map(str, used)], rows, set(range(len(rows))))]  # fmt: skip
+        rows = [
+            [
+                f"{line['label']} ({line['source']})",
+                *(line["values"].get(str(n), NONE) for n in used),
+            ]
+            for line in lines
+        ]
+        blocks += [
+            Text("Published, memory and time:"),
+            Table(["attention", *map(str, used)], rows, set(range(len(rows)))),
+        ]
     if picture := figures.cost(results):
         blocks.append(picture)
     return [*blocks, *remarks(results)]
@@ -194,11 +291,18 @@ def causal(results):
     head = ["attention", "seeds", "perplexity", *(f"perplexity, {name}" for name in others)]
     rows = []
     if found := results.chance(""):
-        rows.append([f"nothing learned: {found[2]}", NONE, plain(math.exp(found[1]), 4),
-                     *(NONE for _ in others)])  # fmt: skip
+        rows.append(
+            [
+                f"nothing learned: {found[2]}",
+                NONE,
+                plain(math.exp(found[1]), 4),
+                *(NONE for _ in others),
+            ]
+        )
     lengths = results.experiment.table.get("generate", [])
     made = []
     for cell in results.rows(""):
+
         def perplexity(record, name):
             loss = record.get("evaluated_on", {}).get(name, {}).get("loss")
             return math.exp(loss) if loss is not None else None
@@ -209,9 +313,14 @@ def causal(results):
         if not cell.good:
             continue
         own = cell.mean_of(lambda r: math.exp(r["final"]["loss"]))
-        rows.append([label(cell), str(len(cell.good)), plain(own, 4),
-                     *(plain(cell.mean_of(lambda r, n=n: perplexity(r, n)), 4)
-                       for n in others)])  # fmt: skip
+        rows.append(
+            [
+                label(cell),
+                str(len(cell.good)),
+                plain(own, 4),
+                *(plain(cell.mean_of(lambda r, n=n: perplexity(r, n)), 4) for n in others),
+            ]
+        )
         texts = []
         for n in lengths:
             speed = cell.mean_of(lambda r, n=n: generated(r, n).get("tokens_per_second"))
@@ -221,10 +330,12 @@ def causal(results):
     return [
         *single(results),
         Table(head, rows, {0}),
-        Text("Generating one text of so many tokens: tokens a second over the whole text, and what the "
-             "layers keep of it at its end:"),
+        Text(
+            "Generating one text of so many tokens: tokens a second over the whole text, and what "
+            "the layers keep of it at its end:"
+        ),
         Table(["attention", *map(str, lengths)], made),
-    ]  # fmt: skip
+    ]
 
 
 def training_seconds(record):
@@ -236,7 +347,7 @@ def loss_at(record, seconds):
     """The validation metric after so many seconds of training, between evaluations by a line."""
     per_step = record["batch"] / record["rows_per_second"]
     points = [(step * per_step, number) for step, number in record["curve"]]
-    for (t0, y0), (t1, y1) in zip(points, points[1:], strict=False):
+    for (t0, y0), (t1, y1) in itertools.pairwise(points):
         if t0 <= seconds <= t1:
             return y0 + (y1 - y0) * (seconds - t0) / (t1 - t0)
     return points[-1][1] if points and math.isclose(points[-1][0], seconds) else None
@@ -251,25 +362,58 @@ def equal_time(results):
         common = min(training_seconds(r) for c in cells for r in c.good)
         for cell in cells:
             per_step = cell.mean_of(lambda r: 1000 * r["batch"] / r["rows_per_second"])
-            rows.append([
-                part_label(part), label(cell), milliseconds(per_step), result(cell),
-                duration(common),
-                value("loss", cell.mean_of(lambda r, t=common: loss_at(r, t))),
-            ])  # fmt: skip
+            rows.append(
+                [
+                    part_label(part),
+                    label(cell),
+                    milliseconds(per_step),
+                    result(cell),
+                    duration(common),
+                    value("loss", cell.mean_of(lambda r, t=common: loss_at(r, t))),
+                ]
+            )
     head = ["rows of", "attention", "a step", "loss, all steps", "at equal time of", "loss then"]
-    chance = next((results.chance(p["name"]) for p in results.experiment.parts
-                   if results.chance(p["name"])), None)  # fmt: skip
+    chance = next(
+        (results.chance(p["name"]) for p in results.experiment.parts if results.chance(p["name"])),
+        None,
+    )
     if chance:
-        rows.insert(0, ["any", f"nothing learned: {chance[2]}", NONE, value("loss", chance[1]),
-                        NONE, NONE])  # fmt: skip
+        rows.insert(
+            0, ["any", f"nothing learned: {chance[2]}", NONE, value("loss", chance[1]), NONE, NONE]
+        )
     blocks = [Table(head, rows, {0} if chance else set())]
     if picture := figures.equal_time(results):
         blocks.append(picture)
     return [*blocks, *remarks(results)]
 
 
+def smoke(results):
+    """What a rerun is compared with."""
+    rows = []
+    for cell in results.cells.values():
+        for record in cell.good:
+            metric, number = compare.measure(record)
+            tolerance = compare.tolerance_of(results.experiment, cell.part["name"], metric, number)
+            chance = results.chance(cell.part["name"])
+            rows.append(
+                [
+                    part_label(cell.part),
+                    label(cell),
+                    metric,
+                    fixed(chance[1], 3) if chance else NONE,
+                    fixed(number, 3),
+                    fixed(tolerance, 3),
+                    duration(record["seconds"]),
+                ]
+            )
+    head = ["group", "attention", "metric", "nothing learned", "recorded", "a rerun is within"]
+    return [Table([*head, "took"], rows), *remarks(results)]
+
+
 def view_of(results):
     table = results.experiment.table
+    if table.get("view") == "smoke":
+        return smoke
     if table.get("view") == "equal-time":
         return equal_time
     if table.get("kind") == "cost":
@@ -278,7 +422,11 @@ def view_of(results):
         return grid
     if table.get("generate"):
         return causal
-    return single if len(results.experiment.parts) == 1 else many
+    return many if results.experiment.parts[0]["name"] else single
+
+
+def runs(count):
+    return f"{count} run" + "s" * (count != 1)
 
 
 def section(results):
@@ -290,10 +438,10 @@ def section(results):
     blocks.append(Code(command(experiment)))
     records = results.records
     if not records:
-        return [*blocks, Text(f"**Not run yet** ({results.planned} runs).")]
+        return [*blocks, Text(f"**Not run yet** ({runs(results.planned)}).")]
     left = results.planned - len(records)
-    state = f"{len(records)} of {results.planned} runs" if left else f"{len(records)} runs"
+    state = f"{len(records)} of {runs(results.planned)}" if left else runs(len(records))
     stale = f"; {results.stale} records of other settings are left out" if results.stale else ""
-    by = "; ".join(f"{text} ({count} runs)" for text, count in machines(records))
+    by = "; ".join(f"{text} ({runs(count)})" for text, count in machines(records))
     blocks.append(Text(f"{state}{stale}. {by}.", small=True))
     return [*blocks, *view_of(results)(results)]

@@ -81,7 +81,8 @@ class KeyValueMemory : public LayerMemory {
     const Tensor key = at::arange(tokens_, x.options().dtype(at::kLong));  // [keys]
     const Tensor row = key.narrow(0, first, q.size(2)).unsqueeze(1);       // [rows, 1]
     const Tensor past = key.le(row);
-    Tensor o = at::scaled_dot_product_attention(q, keys, values, past);
+    Tensor o = at::scaled_dot_product_attention(q, keys, values, past, 0.0, false,
+                                                attention_.score_scale());
     if (const std::int64_t block = attention_.diag_block(); block > 0) {
       const Tensor begin = at::floor_divide(row, block) * block;
       const Tensor inside = past.logical_and(key.ge(begin));

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -111,6 +112,9 @@ class ProjectedAttention : public Attention {
     Tensor near;  // undefined: 1 - far
   };
   PartWeights part_weights(const Tensor& x);
+
+  // What scores q.k of a softmax are multiplied by; nothing: 1/sqrt D. Not of Diag.
+  virtual std::optional<double> score_scale() const { return std::nullopt; }
 
   const AttentionConfig& config() const { return config_; }
   std::int64_t channels() const { return config_.dim / config_.heads; }

@@ -19,11 +19,16 @@ class SoftmaxAttention : public ProjectedAttention {
       : ProjectedAttention(config, options),
         temperature_(options.number("temperature", 1, 1e-3, 1e3)) {}
 
+  std::optional<double> score_scale() const override {
+    if (temperature_ == 1) return std::nullopt;
+    return 1 / (temperature_ * std::sqrt(static_cast<double>(channels())));
+  }
+
  protected:
   Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& key_mask,
                 Context&) override {
     if (!key_mask.defined()) {
-      return at::scaled_dot_product_attention(q, k, v, {}, 0.0, config().causal, scale());
+      return at::scaled_dot_product_attention(q, k, v, {}, 0.0, config().causal, score_scale());
     }
     Tensor mask = key_mask.unsqueeze(1).unsqueeze(1);  // [batch, 1, 1, tokens]
     if (config().causal) {
@@ -31,7 +36,7 @@ class SoftmaxAttention : public ProjectedAttention {
       mask = mask.logical_and(at::ones({q.size(2), q.size(2)}, mask.options()).tril());
     }
     return at::scaled_dot_product_attention(q, k, v, with_full_empty_rows(mask), 0.0, false,
-                                            scale());
+                                            score_scale());
   }
   // The instruments divide by sqrt D alone.
   void describe(Observation& observation) const override {
@@ -39,12 +44,6 @@ class SoftmaxAttention : public ProjectedAttention {
   }
 
  private:
-  // Nothing: 1/sqrt D, as torch has it.
-  std::optional<double> scale() const {
-    if (temperature_ == 1) return std::nullopt;
-    return 1 / (temperature_ * std::sqrt(static_cast<double>(channels())));
-  }
-
   double temperature_;
 };
 

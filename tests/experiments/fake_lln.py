@@ -13,6 +13,7 @@ import random
 import signal
 import sys
 import time
+
 import tomllib
 
 STOPPED = 6
@@ -62,9 +63,17 @@ def write_run(run, config, sets, share=1.0):
     best = 3 + numbers.random() / 2 if loss_task else 0.6 + 0.4 * numbers.random()
     steps = int(get("train.steps", 400))
     run.mkdir(parents=True)
-    facts = {"task": task, "metric": metric, "chance": chance, "chance_text": "a guess",
-             "parameters": 1000, "steps": steps, "batch": int(get("train.batch", 32)),
-             "torch": "2.0", "version": "0.0"}  # fmt: skip
+    facts = {
+        "task": task,
+        "metric": metric,
+        "chance": chance,
+        "chance_text": "a guess",
+        "parameters": 1000,
+        "steps": steps,
+        "batch": int(get("train.batch", 32)),
+        "torch": "2.0",
+        "version": "0.0",
+    }
     (run / "run.json").write_text(json.dumps(facts), encoding="utf-8")
     rows, heads = [], []
     speed = 50 + 50 * numbers.random()
@@ -72,19 +81,40 @@ def write_run(run, config, sets, share=1.0):
         step = steps * i // 40
         if i > 40 * share:
             break
-        rows.append({"step": step, "loss": 3 + 4 * math.exp(-i / 10), "learning_rate": 1e-3,
-                     "gradient_norm": 1 + numbers.random(), "tokens_per_second": 512 * speed,
-                     "rows_per_second": speed, "memory_bytes": 10**9, "seconds": i / 10})  # fmt: skip
+        rows.append(
+            {
+                "step": step,
+                "loss": 3 + 4 * math.exp(-i / 10),
+                "learning_rate": 1e-3,
+                "gradient_norm": 1 + numbers.random(),
+                "tokens_per_second": 512 * speed,
+                "rows_per_second": speed,
+                "memory_bytes": 10**9,
+                "seconds": i / 10,
+            }
+        )
         if i % 8 == 0:
             value = chance + (best - chance) * (1 - math.exp(-i / 8))
             evaluated = {metric: value, "loss": value}
-            rows.append({"step": step, "evaluation": evaluated, "rows": 8, "chance": chance,
-                         "best": True})  # fmt: skip
+            rows.append(
+                {"step": step, "evaluation": evaluated, "rows": 8, "chance": chance, "best": True}
+            )
         if i % 8 == 0 or i == 1:
-            heads += [{"step": step, "layer": 0, "head": h, "kind": "lln", "temperature": 1 + h,
-                       "entropy": 5 - numbers.random(), "entropy_limit": 6.2,
-                       "gap": 0.9 * numbers.random() + 0.05, "alpha": 2.0, "beta": 2.0}
-                      for h in (0, 1)]  # fmt: skip
+            heads += [
+                {
+                    "step": step,
+                    "layer": 0,
+                    "head": h,
+                    "kind": "lln",
+                    "temperature": 1 + h,
+                    "entropy": 5 - numbers.random(),
+                    "entropy_limit": 6.2,
+                    "gap": 0.9 * numbers.random() + 0.05,
+                    "alpha": 2.0,
+                    "beta": 2.0,
+                }
+                for h in (0, 1)
+            ]
     write_lines(run / "metrics.jsonl", rows)
     write_lines(run / "instruments.jsonl", heads)
     checkpoint(run)
@@ -103,8 +133,9 @@ def train(options, sets, positional):
     if code:
         print("lln: step 9: the loss is not finite", file=sys.stderr)
         return code
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if "fake.deaf" in sets else
-                  lambda *_: sys.exit(STOPPED))  # fmt: skip
+    signal.signal(
+        signal.SIGTERM, signal.SIG_IGN if "fake.deaf" in sets else lambda *_: sys.exit(STOPPED)
+    )
     (run / "waits").touch()
     time.sleep(wait)
     return 0
@@ -115,10 +146,19 @@ def cost(options, sets):
     factor = 1 + numbers.random()
     for tokens in map(int, options["--tokens"].split(",")):
         if tokens > 16384 and factor > 1.5:
-            points.append({"tokens": tokens, "rows": 1, "parameters": 1, "failure": "out of memory"})
+            points.append(
+                {"tokens": tokens, "rows": 1, "parameters": 1, "failure": "out of memory"}
+            )
             break
-        points.append({"tokens": tokens, "rows": 1, "parameters": 1, "step_ms": tokens * factor / 99,
-                       "memory_bytes": int(1e9 + 1e5 * tokens)})  # fmt: skip
+        points.append(
+            {
+                "tokens": tokens,
+                "rows": 1,
+                "parameters": 1,
+                "step_ms": tokens * factor / 99,
+                "memory_bytes": int(1e9 + 1e5 * tokens),
+            }
+        )
     print(json.dumps({"points": points}))
     return 0
 

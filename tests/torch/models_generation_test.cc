@@ -94,6 +94,9 @@ INSTANTIATE_TEST_SUITE_P(
         DecoderCase{"softmax_diag_gate", "name = 'softmax+diag'\ndiag = 'gate'\ndiag_block = 8", "",
                     "keys and values"},
         DecoderCase{"softmax_diag", "name = 'softmax+diag'\ndiag_block = 8", "", "keys and values"},
+        DecoderCase{"softmax_diag_temperature",
+                    "name = 'softmax+diag'\ndiag_block = 8\ntemperature = 0.3", "",
+                    "keys and values"},
         DecoderCase{"quadratic", "name = 'quadratic'", "", "whole row"}),
     [](const auto& tested) { return tested.param.name; });
 

@@ -34,6 +34,28 @@ TEST(ZooSoftmax, IsTheFormula) {
   }
 }
 
+TEST(ZooSoftmax, TemperatureDividesTheScores) {
+  for (const bool causal : {false, true}) {
+    expect_definition(config_of("softmax", causal), "temperature = 0.4", [&](const SlowInputs& in) {
+      return slow_softmax(slow_scores(in) / 0.4, slow_visible(in, causal), in);
+    });
+  }
+}
+
+// What the instruments see must have the same scores, of which they know sqrt D alone.
+TEST(ZooSoftmax, ObserversSeeTheTemperature) {
+  struct Last : Observer {
+    void observe(const Observation& observation) override { seen = observation; }
+    Observation seen;
+  } warm, plain;
+  const Tensor x = random_tokens(2, 37, 24);
+  Context with{.observer = &warm}, without{.observer = &plain};
+  made(config_of("softmax"), "temperature = 0.5")->forward(x, {}, with);
+  made(config_of("softmax"))->forward(x, {}, without);
+  EXPECT_TRUE(at::allclose(warm.seen.q, 2 * plain.seen.q));
+  EXPECT_TRUE(at::equal(warm.seen.k, plain.seen.k));
+}
+
 Tensor slow_quadratic(const SlowInputs& in, bool causal) {
   return slow_average(slow_scores(in).square(), slow_visible(in, causal), in);
 }

@@ -5,6 +5,9 @@
 
 #include <gmock/gmock.h>
 
+#include <cstdio>
+
+#include "lln/calibration.h"
 #include "lln/moments.h"
 #include "torch/zoo_cases.h"
 
@@ -230,6 +233,32 @@ TEST(ZooLln, FrozenScalesAreSetOnce) {
   EXPECT_TRUE(at::allclose(module.fixed_scales().first, alpha.to(at::kFloat)));
   EXPECT_THAT(error_of([&] { module.set_frozen_scales(at::ones({2}), beta); }),
               HasSubstr("shape [2], expected [3]"));
+}
+
+TEST(ZooLln, FrozenScalesAreThoseOfACalibration) {
+  const std::string file = testing::TempDir() + "/zoo_lln_calibration.json";
+  const auto layer = [](const char* name, std::vector<float> alpha, std::vector<float> beta) {
+    return lln::CalibratedLayer{name, 8, 37, std::move(alpha), std::move(beta)};
+  };
+  lln::save_calibration({.layers = {layer("layer.0", {1, 1, 1}, {1, 1, 1}),
+                                    layer("layer.1", {1, 1.5F, 2}, {.5F, .6F, .7F}),
+                                    layer("layer.2", {1, 2}, {1, 2})}},
+                        file);
+  const std::string options = "matching = 'frozen'\ncalibration = '" + file + "'";
+  AttentionConfig config = config_of("lln+diag");
+  config.layer = 1;
+  const auto attention = made(config, options);
+  const auto [alpha, beta] = as_lln(attention).fixed_scales();
+  EXPECT_TRUE(at::equal(alpha, at::tensor({1.0F, 1.5F, 2.0F})));
+  EXPECT_TRUE(at::equal(beta, at::tensor({.5F, .6F, .7F})));
+  EXPECT_TRUE(attention->named_buffers().contains("alpha"));
+  config.layer = 2;
+  EXPECT_THAT(error_of([&] { made(config, options); }), HasSubstr("shape [2], expected [3]"));
+  config.layer = 3;
+  EXPECT_THAT(error_of([&] { made(config, options); }), HasSubstr("layer.3"));
+  config.layer = 1;
+  EXPECT_THAT(error_of([&] { made(config, options + "\nalpha = 2"); }), HasSubstr("alpha"));
+  std::remove(file.c_str());
 }
 
 TEST(ZooLln, ObserversSeeTheScales) {
