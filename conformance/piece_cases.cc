@@ -51,6 +51,24 @@ void add_states(Table& table) {
             {.lengths = {30, 0, 50, 0}, .lengths_k = {0, 20, 60, 40}});
 }
 
+// Heads of the widths that kernels for tensor cores have, and long enough for several of their
+// pieces.
+void add_wide_states(Table& table) {
+  for (const char* type : {"bf16", "f16", "f32"}) {
+    for (const char* shape : {"b3h2k1n300d64", "b3h2n200m0d64", "b3h2k1n0m2100d64", "b1h1n2100d64",
+                              "b3h1n70m1100d128", "b3h2n150m0d128v64", "b3h1n0m90d40v128"}) {
+      table.add(fmt::format("{}:cpu:{}:lln:state", type, shape));
+    }
+    for (const KeyPattern keys :
+         {KeyPattern::lengths, KeyPattern::left_padding, KeyPattern::holes}) {
+      table.add(fmt::format("{}:cpu:b3h2n300d64:lln:masked:state", type), {.keys = keys});
+    }
+    table.add(fmt::format("{}:cpu:b1h2k1n700m1300d64:lln:packed=5:state", type),
+              {.lengths = {30, 0, 570, 100, 0}, .lengths_k = {0, 20, 1200, 80, 0}});
+    table.add(fmt::format("{}:cpu:b3h1n130d64:lln:state", type), {.style = InputStyle::large_keys});
+  }
+}
+
 // Blocks are counted from tokens before the sequence, inside of it or behind it: smaller than a
 // tile, as large, larger, and with all that their rows and keys can be.
 void add_block_origins(Table& table) {
@@ -101,6 +119,7 @@ void add_weighted_blocks(Table& table) {
 
 void add_piece_cases(Table& table) {
   add_states(table);
+  add_wide_states(table);
   add_block_origins(table);
   add_weighted_blocks(table);
 }

@@ -19,7 +19,7 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 bool taken(const Case& c) {
   const Problem& p = c.problem;
-  return p.op != Op::append && p.kind != Kind::softmax && p.dtype != DType::f64 && !p.block_origins;
+  return p.op != Op::append && p.kind != Kind::softmax && p.dtype != DType::f64;
 }
 
 std::vector<Case> table() {
@@ -222,7 +222,12 @@ TEST(PlainKernels, RowsOfNoSequenceAreZero) {
     const Inputs in = conformance::make_inputs(c, DType::bf16);
     TensorSet outputs = conformance::make_outputs(c, in, DType::bf16);
     CheckedCall checked = check_case(c, in, outputs);
-    run_plain_kernels(checked, false, {{}, {}});
+    DeviceTable table = device_table(checked);
+    for (cuda::DeviceSequence& sequence : table.sequences) {
+      sequence.q_tokens = sequence.k_tokens = sequence.key_end = 0;
+      sequence.q_begin = sequence.k_begin = 0;
+    }
+    run_plain_kernels(checked, false, table);
     const auto zero = [](auto, auto, auto, auto) { return std::optional(0.0); };
     for (const TensorSet::Entry& entry : outputs.entries()) {
       EXPECT_EQ(first_difference(entry.tensor, 0, zero), "")

@@ -163,7 +163,9 @@ void Pieces::place_lengths(std::vector<std::int64_t> lengths) {
 }
 
 void Pieces::take_tokens(const PieceTokens& which) {
-  const auto own = [&](const at::Tensor& x) { return (x - offset_).clamp(0, tokens()); };
+  const auto own = [&](const at::Tensor& x) {
+    return (x - offset_).clamp(0, tokens()).to(group_->device());
+  };
   if (which.key_mask.defined()) {
     key_mask_ = which.key_mask;
     // Where a piece has keys and its first token counts, or the row begins in it, blocks are

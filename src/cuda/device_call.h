@@ -46,6 +46,8 @@ struct DeviceSequence {
   // Jobs of the sequences before this one, per head (Jobs below).
   std::int64_t q_first_job;
   std::int64_t k_first_job;
+  // Diagonal blocks begin here and at every multiple of the block from here on (kernel.h).
+  std::int64_t block_origin;
 };
 
 // How a sequence of so many tokens is cut into pieces that blocks work on. A function of the length
@@ -95,7 +97,11 @@ struct Sequences {
   std::int64_t tokens = 0, tokens_k = 0;
   Jobs q_jobs, k_jobs;
   std::int64_t q_job_limit = 0, k_job_limit = 0;  // per head; some may be empty where packed
-  const std::uint8_t* mask = nullptr;             // a byte for each key, nonzero where valid
+  // Packed: the sequence of each job, -1 where there is no such job. A search among the first jobs
+  // of all sequences would wait for memory a dozen times, in every block and for every job.
+  const std::int32_t* q_job_sequence = nullptr;
+  const std::int32_t* k_job_sequence = nullptr;
+  const std::uint8_t* mask = nullptr;  // a byte for each key, nonzero where valid
   std::int64_t mask_batch = 0, mask_token = 0;
 };
 
@@ -116,31 +122,27 @@ __device__ inline DeviceSequence sequence_at(const Sequences& all, std::int64_t 
           0,
           all.tokens_k,
           s * all.q_jobs.count(all.tokens),
-          s * all.k_jobs.count(all.tokens_k)};
+          s * all.k_jobs.count(all.tokens_k),
+          0};
 }
 
 template <bool kKeys>
 __device__ inline JobPlace find_job(const Sequences& all, std::int64_t job) {
   JobPlace place;
-  const Jobs& jobs = kKeys ? all.k_jobs : all.q_jobs;
-  if (all.table == nullptr) {
-    // Fewer jobs than blocks in a grid, so that 32 bits hold them.
-    const auto each = static_cast<std::uint32_t>(jobs.count(kKeys ? all.tokens_k : all.tokens));
-    place.s = static_cast<std::uint32_t>(job) / each;
-    place.sequence = sequence_at(all, place.s);
-    place.index = static_cast<std::uint32_t>(job) % each;
+  if (const std::int32_t* const sequence = kKeys ? all.k_job_sequence : all.q_job_sequence;
+      sequence != nullptr) {
+    place.s = sequence[job];
+    if (place.s < 0) return place;
+    place.sequence = all.table[place.s];
+    place.index = job - (kKeys ? place.sequence.k_first_job : place.sequence.q_first_job);
     return place;
   }
-  std::int64_t low = 0, high = all.count;  // the last sequence whose first job is not after `job`
-  while (high - low > 1) {
-    const std::int64_t middle = (low + high) / 2;
-    const DeviceSequence& at = all.table[middle];
-    ((kKeys ? at.k_first_job : at.q_first_job) <= job ? low : high) = middle;
-  }
-  place.sequence = all.table[low];
-  place.index = job - (kKeys ? place.sequence.k_first_job : place.sequence.q_first_job);
-  const std::int64_t tokens = kKeys ? place.sequence.k_tokens : place.sequence.q_tokens;
-  if (place.index < jobs.count(tokens)) place.s = low;
+  // Fewer jobs than blocks in a grid, so that 32 bits hold them.
+  const Jobs& jobs = kKeys ? all.k_jobs : all.q_jobs;
+  const auto each = static_cast<std::uint32_t>(jobs.count(kKeys ? all.tokens_k : all.tokens));
+  place.s = static_cast<std::uint32_t>(job) / each;
+  place.sequence = sequence_at(all, place.s);
+  place.index = static_cast<std::uint32_t>(job) % each;
   return place;
 }
 

@@ -70,7 +70,6 @@ std::string refusal(const Problem& problem, Op op) {
   if (problem.device.kind != DeviceKind::cuda) return "is for tensors on CUDA devices";
   if (problem.kind == Kind::softmax) return "softmax is not computed on CUDA devices";
   if (problem.dtype == DType::f64) return "f64 is taken by the reference alone";
-  if (problem.block_origins) return "block origins are not taken on CUDA devices";
   return device_refusal(problem.device.index);
 }
 

@@ -7,31 +7,37 @@
 
 namespace lln::cuda::plain {
 
-// First token of the block of a token that is not before the first valid key.
+// First token of the block of a token that is not before the first block; of the first one it may
+// lie before the sequence.
 __device__ inline std::int64_t block_begin(const PlainCall& p, const DeviceSequence& sequence,
                                            std::int64_t token) {
-  return token - (token - sequence.key_first) % p.call.diag_block;
+  return token - (token - sequence.block_origin) % p.call.diag_block;
 }
 
 __device__ inline std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 __device__ inline std::int64_t larger(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
 
-// The keys that a row sees; some of them may not be valid.
+// The keys that a row sees; some of them may not be valid. Of later rows neither end is earlier.
 __device__ inline TokenSpan keys_of_row(const PlainCall& p, const DeviceSequence& sequence,
                                         std::int64_t row) {
-  if (row < sequence.key_first) return {0, 0};
+  if (row < sequence.block_origin) return {0, 0};
   const std::int64_t begin = block_begin(p, sequence, row);
   const std::int64_t end = smaller(begin + p.call.diag_block, sequence.key_end);
-  return {begin, p.causal ? smaller(end, row + 1) : end};
+  return {larger(begin, sequence.key_first), p.causal ? smaller(end, row + 1) : end};
+}
+
+// The first key that may be valid and in a block.
+__device__ inline std::int64_t first_block_key(const DeviceSequence& sequence) {
+  return larger(sequence.key_first, sequence.block_origin);
 }
 
 // The rows that see a key.
 __device__ inline TokenSpan rows_of_key(const PlainCall& p, const DeviceSequence& sequence,
                                         std::int64_t key) {
-  if (key < sequence.key_first || key >= sequence.key_end) return {0, 0};
+  if (key < first_block_key(sequence) || key >= sequence.key_end) return {0, 0};
   const std::int64_t begin = block_begin(p, sequence, key);
   const std::int64_t end = smaller(begin + p.call.diag_block, sequence.q_tokens);
-  return {p.causal ? key : begin, end};
+  return {p.causal ? key : larger(begin, 0), end};
 }
 
 // A span as part of the tile that begins at `tile`.
@@ -45,14 +51,14 @@ __device__ inline Span in_tile(const TokenSpan& span, std::int64_t tile, int siz
 // All keys that any of these rows sees, and all rows that see any of these keys.
 __device__ inline TokenSpan keys_of_rows(const PlainCall& p, const DeviceSequence& sequence,
                                          std::int64_t begin, std::int64_t end) {
-  if (end <= sequence.key_first) return {0, 0};
-  return {keys_of_row(p, sequence, larger(begin, sequence.key_first)).begin,
+  if (end <= sequence.block_origin) return {0, 0};
+  return {keys_of_row(p, sequence, larger(begin, sequence.block_origin)).begin,
           keys_of_row(p, sequence, end - 1).end};
 }
 
 __device__ inline TokenSpan rows_of_keys(const PlainCall& p, const DeviceSequence& sequence,
                                          std::int64_t begin, std::int64_t end) {
-  begin = larger(begin, sequence.key_first);
+  begin = larger(begin, first_block_key(sequence));
   end = smaller(end, sequence.key_end);
   if (begin >= end) return {0, 0};
   return {rows_of_key(p, sequence, begin).begin, rows_of_key(p, sequence, end - 1).end};

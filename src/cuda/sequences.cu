@@ -26,16 +26,30 @@ __device__ void report(std::uint32_t* word, DeviceFault fault) {
   atomicOr(word, static_cast<std::uint32_t>(fault));
 }
 
+// Where diagonal blocks are counted from, in each sequence; the first valid key without data.
+struct Origins {
+  Indices of_sequence;
+  std::int64_t block = 0;
+  // As near as can be, like make_sequences().
+  __device__ std::int64_t at(std::int64_t s, std::int64_t key_first, std::int64_t tokens) const {
+    if (of_sequence.data == nullptr) return key_first;
+    const std::int64_t origin = of_sequence[s];
+    return origin < 0 ? origin % block : min(origin, tokens);
+  }
+};
+
 // A batch of sequences of the same length.
 struct BatchTable {
   DeviceSequence* table;
   std::int64_t count, tokens, tokens_k;
   std::int64_t q_each, k_each;  // jobs of a sequence
+  Origins origins;
   std::uint32_t* faults;
 
   __device__ void write(std::int64_t s, std::int64_t key_first, std::int64_t key_end) const {
     if (key_first >= key_end) key_first = key_end = 0;
-    table[s] = {s, 0, tokens, 0, tokens_k, key_first, key_end, s * q_each, s * k_each};
+    table[s] = {s,         0,       tokens,     0,          tokens_k,
+                key_first, key_end, s * q_each, s * k_each, origins.at(s, key_first, tokens_k)};
   }
 };
 
@@ -43,7 +57,7 @@ __global__ void __launch_bounds__(kThreads)
     lengths_kernel(const BatchTable batch, const Indices lengths) {
   const std::int64_t s = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (s >= batch.count) return;
-  std::int64_t length = lengths[s];
+  std::int64_t length = lengths.data == nullptr ? batch.tokens_k : lengths[s];
   if (length < 0 || length > batch.tokens_k) {
     report(batch.faults, DeviceFault::key_lengths);
     length = length < 0 ? 0 : batch.tokens_k;
@@ -105,6 +119,7 @@ struct PackedTable {
   Indices cu_q, cu_k;
   bool same_keys;  // causal or block-diagonal: q and k must be cut alike
   Jobs q_jobs, k_jobs;
+  Origins origins;
   std::uint32_t* faults;
 };
 
@@ -206,13 +221,42 @@ __global__ void __launch_bounds__(kThreads) packed_kernel(const PackedTable pack
                          0,
                          k_tokens,
                          base.q + upto.q - jobs.q,
-                         base.k + upto.k - jobs.k};
+                         base.k + upto.k - jobs.k,
+                         packed.origins.at(s, 0, k_tokens)};
     } else if (s < end) {
       packed.table[s] = {
-          0, 0, 0, 0, 0, 0, 0, s * packed.q_jobs.count(0), s * packed.k_jobs.count(0)};
+          0, 0, 0, 0, 0, 0, 0, s * packed.q_jobs.count(0), s * packed.k_jobs.count(0), 0};
     }
     base = base + total;
   }
+}
+
+// Of a table of packed sequences: the sequence of every job of q, then of every job of k.
+struct JobTable {
+  const DeviceSequence* table;
+  std::int64_t count;
+  Jobs q_jobs, k_jobs;
+  std::int64_t q_limit, k_limit;
+  std::int32_t* sequences;  // [q_limit + k_limit]
+};
+
+__global__ void __launch_bounds__(kThreads) jobs_kernel(const JobTable jobs) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= jobs.q_limit + jobs.k_limit) return;
+  const bool keys = i >= jobs.q_limit;
+  const std::int64_t job = keys ? i - jobs.q_limit : i;
+  const auto first_job = [&](const DeviceSequence& at) {
+    return keys ? at.k_first_job : at.q_first_job;
+  };
+  std::int64_t low = 0, high = jobs.count;  // the last sequence whose first job is not after `job`
+  while (high - low > 1) {
+    const std::int64_t middle = (low + high) / 2;
+    (first_job(jobs.table[middle]) <= job ? low : high) = middle;
+  }
+  const DeviceSequence& found = jobs.table[low];
+  const std::int64_t count =
+      keys ? jobs.k_jobs.count(found.k_tokens) : jobs.q_jobs.count(found.q_tokens);
+  jobs.sequences[i] = job - first_job(found) < count ? static_cast<std::int32_t>(low) : -1;
 }
 
 Indices indices(const IndexView& view) { return {view.data, view.wide}; }
@@ -287,12 +331,22 @@ DeviceCall make_device_call(const Call& call) {
   return device;
 }
 
-bool needs_table(const Problem& problem) { return problem.packed || problem.masked; }
+// No call has more jobs than with these.
+constexpr Jobs kShortestJobs{.every_log2 = 6};
+
+bool needs_table(const Problem& problem) {
+  return problem.packed || problem.masked || problem.block_origins;
+}
 
 std::size_t table_bytes(const Problem& problem) {
   if (!needs_table(problem)) return 0;
   constexpr std::size_t kAlignment = 256;  // of what a kernel puts behind the table
-  const std::size_t bytes = static_cast<std::size_t>(problem.sequences) * sizeof(DeviceSequence);
+  std::size_t bytes = static_cast<std::size_t>(problem.sequences) * sizeof(DeviceSequence);
+  if (problem.packed) {
+    bytes += static_cast<std::size_t>(kShortestJobs.most(problem.tokens, problem.sequences) +
+                                      kShortestJobs.most(problem.tokens_k, problem.sequences)) *
+             sizeof(std::int32_t);
+  }
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
@@ -315,6 +369,7 @@ void prepare_sequences(const Call& call, const Jobs& q_jobs, const Jobs& k_jobs,
   if (p.sequences == 0) return;
   const auto stream = static_cast<cudaStream_t>(call.stream);
   std::uint32_t* const faults = fault_word(p.device.index);
+  const Origins origins{indices(call.in.block_origins), p.diag_block};
   if (p.packed) {
     const IndexView& cu_k =
         call.in.cu_seqlens_k.given() ? call.in.cu_seqlens_k : call.in.cu_seqlens_q;
@@ -327,14 +382,22 @@ void prepare_sequences(const Call& call, const Jobs& q_jobs, const Jobs& k_jobs,
                              p.causal || p.has_diag(),
                              q_jobs,
                              k_jobs,
+                             origins,
                              faults};
     packed_kernel<<<blocks_for(p.sequences, kSequencesPerBlock), kThreads, 0, stream>>>(packed);
     check_launch("packed_kernel");
+    auto* const job_sequences = reinterpret_cast<std::int32_t*>(entries + p.sequences);
+    all.q_job_sequence = job_sequences;
+    all.k_job_sequence = job_sequences + all.q_job_limit;
+    const std::int64_t jobs = all.q_job_limit + all.k_job_limit;
+    jobs_kernel<<<blocks_for(jobs, kThreads), kThreads, 0, stream>>>(
+        {entries, p.sequences, q_jobs, k_jobs, all.q_job_limit, all.k_job_limit, job_sequences});
+    check_launch("jobs_kernel");
     return;
   }
   const BatchTable batch{
       entries, p.sequences, p.tokens, p.tokens_k, q_jobs.count(p.tokens), k_jobs.count(p.tokens_k),
-      faults};
+      origins, faults};
   if (call.in.key_mask.given()) {
     const Mask mask{all.mask, all.mask_batch, all.mask_token};
     mask_kernel<<<static_cast<unsigned>(p.sequences), kThreads, 0, stream>>>(batch, mask);

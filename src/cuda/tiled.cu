@@ -37,7 +37,9 @@ void run(const Call& call) {
 
 }  // namespace
 
-std::vector<Kernel> tiled_forward_kernels() { return {{"cuda-tiled", refusal, tiled_bytes, run}}; }
-std::vector<Kernel> tiled_backward_kernels() { return {{"cuda-tiled", refusal, tiled_bytes, run}}; }
+std::vector<Kernel> tiled_forward_kernels() {
+  return {{"cuda-tiled", refusal, tiled_bytes, run, DeviceKind::cuda, /*takes_pieces=*/true}};
+}
+std::vector<Kernel> tiled_backward_kernels() { return tiled_forward_kernels(); }
 
 }  // namespace lln::cuda

@@ -8,7 +8,7 @@ namespace lln::cuda {
 
 // (c, C) for each sequence and key head, f32: c in natural logarithms.
 struct StateView {
-  float* c = nullptr;
+  float* c = nullptr;  // null: there is none
   std::int64_t c_sequence = 0, c_head = 0;
   float* values = nullptr;
   std::int64_t sequence = 0, head = 0, row = 0;
@@ -19,6 +19,7 @@ struct StateView {
   __device__ float* values_at(std::int64_t s, std::int64_t h) const {
     return values + s * sequence + h * head;
   }
+  __host__ __device__ bool given() const { return c != nullptr; }
 };
 
 // Sums of one piece of a sequence for one head, in the slot job * heads + head.
@@ -32,8 +33,11 @@ struct TiledCall {
   DeviceCall call;
   StateView state;  // (c, C)
   StateView grads;  // backward: t in place of c, dC in place of C
-  Partials keys;    // [key jobs * heads_k]
-  Partials rows;    // backward: [row jobs * heads]
+  // Pieces of a longer sequence: the state of keys elsewhere, and the gradients of that of all keys
+  // and of the given one.
+  StateView given, dsaved, dstate;
+  Partials keys;  // [key jobs * heads_k]
+  Partials rows;  // backward: [row jobs * heads]
   // Block-diagonal part of the backward, for each query head and row of q: log2 of the row's mass
   // and its delta, [heads, rows of all batches].
   float* diag_mass = nullptr;

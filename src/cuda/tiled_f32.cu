@@ -26,10 +26,14 @@ template <int kDim>
 void launch_all(const TiledCall& tiled, const TiledPlan& plan) {
   using Shape = FloatKeysShape<kDim>;
   const DeviceCall& call = tiled.call;
-  launch("float_key_sums", float_key_sums<kDim>,
-         LaunchShape{plan.key_jobs * call.heads_k, Shape::kThreads, Shape::kShared, plan.stream},
-         tiled, plan.whole);
-  if (!plan.whole) launch_join_keys(tiled, plan.stream);
+  if (plan.has_keys) {
+    launch("float_key_sums", float_key_sums<kDim>,
+           LaunchShape{plan.key_jobs * call.heads_k, Shape::kThreads, Shape::kShared, plan.stream},
+           tiled, plan.whole);
+    if (!plan.whole) launch_join_keys(tiled, plan.stream);
+  }
+  launch_given_state(tiled, plan);
+  if (!plan.has_rows) return;
   launch("float_rows_forward", float_rows_forward<kDim>,
          LaunchShape{plan.row_jobs * call.heads, kRowsThreads, kFloatRowsShared<kDim>, plan.stream,
                      true},
@@ -52,7 +56,7 @@ void run(const Call& call) {
 }  // namespace
 
 std::vector<Kernel> tiled_f32_forward_kernels() {
-  return {{"cuda-tiled-f32", refusal, tiled_bytes, run}};
+  return {{"cuda-tiled-f32", refusal, tiled_bytes, run, DeviceKind::cuda, /*takes_pieces=*/true}};
 }
 
 }  // namespace lln::cuda

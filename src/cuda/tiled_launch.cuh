@@ -25,15 +25,19 @@ void launch_state(const TiledCall& tiled, const TiledPlan& plan) {
   constexpr int kStages = 3;
   const DeviceCall& call = tiled.call;
   const std::int64_t splits = (call.dim_v + kWidth - 1) / kWidth;
-  launch("key_sums", key_sums<T, kDim, kWidth, kStages>, plan.key_jobs * call.heads_k * splits,
-         2 * kDim, kStages * kTileTokens * (kDim + kWidth) * 2, plan.stream, tiled, plan.whole);
-  if (!plan.whole) launch_join_keys(tiled, plan.stream);
+  if (plan.has_keys) {
+    launch("key_sums", key_sums<T, kDim, kWidth, kStages>, plan.key_jobs * call.heads_k * splits,
+           2 * kDim, kStages * kTileTokens * (kDim + kWidth) * 2, plan.stream, tiled, plan.whole);
+    if (!plan.whole) launch_join_keys(tiled, plan.stream);
+  }
+  launch_given_state(tiled, plan);
 }
 
 template <class T, int kDim>
 void launch_forward(const TiledCall& tiled, const TiledPlan& plan) {
   const DeviceCall& call = tiled.call;
   launch_state<T, kDim>(tiled, plan);
+  if (!plan.has_rows) return;
   launch(
       "rows_forward", rows_forward<T, kDim>,
       LaunchShape{plan.row_jobs * call.heads, kRowsThreads, kRowsShared<kDim>, plan.stream, true},
@@ -45,12 +49,16 @@ void launch_backward(const TiledCall& tiled, const TiledPlan& plan) {
   using Shape = RowsBackwardShape<kDim>;
   const DeviceCall& call = tiled.call;
   if (!plan.state_given) launch_state<T, kDim>(tiled, plan);
-  // The first kernel of a call waits for what came before it in the ordinary way.
-  launch("rows_backward", rows_backward<T, kDim>,
-         LaunchShape{plan.row_jobs * call.heads, Shape::kThreads, Shape::kShared, plan.stream,
-                     !plan.state_given},
-         tiled);
-  launch_join_rows(tiled, plan.stream);
+  if (plan.has_rows) {
+    // The first kernel of a call waits for what came before it in the ordinary way.
+    launch("rows_backward", rows_backward<T, kDim>,
+           LaunchShape{plan.row_jobs * call.heads, Shape::kThreads, Shape::kShared, plan.stream,
+                       !plan.state_given},
+           tiled);
+    launch_join_rows(tiled, plan.stream);
+  }
+  launch_state_gradients(tiled, plan);
+  if (!plan.has_keys) return;
   launch("keys_backward", keys_backward<T, kDim>,
          LaunchShape{plan.key_rows_jobs * call.heads_k, kKeysBackwardThreads<kDim>,
                      kKeysBackwardShared<kDim>, plan.stream, true},

@@ -102,14 +102,18 @@ bool aligned_state(const AttentionSaved& saved) {
 }  // namespace
 
 StateView given_state(const AttentionSaved& saved) {
+  return given_state(AttentionState{saved.key_lse, saved.channel_values});
+}
+
+StateView given_state(const AttentionState& given) {
   StateView state;
-  state.c = static_cast<float*>(saved.key_lse.data);
-  state.c_sequence = saved.key_lse.stride[0];
-  state.c_head = saved.key_lse.stride[1];
-  state.values = static_cast<float*>(saved.channel_values.data);
-  state.sequence = saved.channel_values.stride[0];
-  state.head = saved.channel_values.stride[1];
-  state.row = saved.channel_values.stride[2];
+  state.c = static_cast<float*>(const_cast<void*>(given.key_lse.data));
+  state.c_sequence = given.key_lse.stride[0];
+  state.c_head = given.key_lse.stride[1];
+  state.values = static_cast<float*>(const_cast<void*>(given.channel_values.data));
+  state.sequence = given.channel_values.stride[0];
+  state.head = given.channel_values.stride[1];
+  state.row = given.channel_values.stride[2];
   return state;
 }
 
@@ -185,6 +189,9 @@ TiledWork prepare_tiled(const Call& call, int row_piece_log2) {
   const AttentionSaved& saved = backward ? call.grads.saved : call.out.saved;
   tiled.state = saved.key_lse.given() ? given_state(saved) : scratch.state;
   tiled.grads = scratch.grads;
+  tiled.given = given_state(call.in.state);
+  tiled.dsaved = given_state(call.grads.dsaved);
+  tiled.dstate = given_state(call.grads.dstate);
   tiled.keys = scratch.keys;
   tiled.rows = scratch.rows;
   tiled.diag_mass = scratch.diag_mass;
@@ -195,6 +202,9 @@ TiledWork prepare_tiled(const Call& call, int row_piece_log2) {
   plan.width = tiled_width(p);
   plan.whole = tiled.key_pieces == 1;
   plan.state_given = backward && saved.key_lse.given();
+  // Without pieces a state that nothing enters is still to be written, and gradients that are 0.
+  plan.has_keys = p.tokens_k > 0 || !call.in.state.given();
+  plan.has_rows = p.tokens > 0 || (backward && !call.grads.dsaved.given());
   plan.key_jobs = key_job_limit(p, jobs);
   plan.row_jobs = tiled.call.sequences.q_job_limit;
   if (p.packed) {

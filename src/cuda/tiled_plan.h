@@ -31,8 +31,9 @@ class Layout {
   std::size_t bytes_ = 0;
 };
 
-// (c, C) of the caller.
+// (c, C) of the caller, which kernels write or read alone.
 StateView given_state(const AttentionSaved& saved);
+StateView given_state(const AttentionState& state);
 
 // What all tiled families refuse; empty where they do not.
 std::string tiled_refusal(const Problem& p);
@@ -49,8 +50,8 @@ struct TiledWork {
   TiledCall tiled;
   TiledPlan plan;
 };
-// row_piece_log2: of the pieces of passes over rows that do not depend on each other, so many rows a
-// piece; 0: as many as fill the device with blocks.
+// row_piece_log2: of the pieces of passes over rows that do not depend on each other, so many rows
+// a piece; 0: as many as fill the device with blocks.
 TiledWork prepare_tiled(const Call& call, int row_piece_log2 = 0);
 
 }  // namespace lln::cuda

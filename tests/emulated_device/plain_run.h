@@ -59,8 +59,13 @@ inline cuda::Weight device_weight(const Call& call, const ConstView& own, bool i
           is_diag && !own.given()};
 }
 
-inline cuda::DeviceCall device_call(const Call& call,
-                                    const std::vector<cuda::DeviceSequence>& table) {
+// What the device finds of the sequences of a call.
+struct DeviceTable {
+  std::vector<cuda::DeviceSequence> sequences;
+  std::vector<std::int32_t> q_jobs, k_jobs;  // packed: the sequence of every job, then some of none
+};
+
+inline cuda::DeviceCall device_call(const Call& call, const DeviceTable& table) {
   const Problem& p = call.problem;
   cuda::DeviceCall device{};
   device.dtype = p.dtype;
@@ -87,7 +92,9 @@ inline cuda::DeviceCall device_call(const Call& call,
   device.lln_weight = device_weight(call, call.in.lln_weight, false);
   device.diag_weight = device_weight(call, call.in.diag_weight, true);
   cuda::Sequences& all = device.sequences;
-  all.table = p.packed || p.masked ? table.data() : nullptr;
+  all.table = p.packed || p.masked || p.block_origins ? table.sequences.data() : nullptr;
+  all.q_job_sequence = p.packed ? table.q_jobs.data() : nullptr;
+  all.k_job_sequence = p.packed ? table.k_jobs.data() : nullptr;
   all.count = p.sequences;
   all.tokens = p.tokens;
   all.tokens_k = p.tokens_k;
@@ -98,22 +105,31 @@ inline cuda::DeviceCall device_call(const Call& call,
   return device;
 }
 
-inline std::vector<cuda::DeviceSequence> device_table(const CheckedCall& checked) {
-  std::vector<cuda::DeviceSequence> table;
-  std::int64_t q_job = 0, k_job = 0;
+inline DeviceTable device_table(const CheckedCall& checked) {
+  const Problem& p = checked.call.problem;
+  const cuda::Jobs& jobs = cuda::plain::kJobs;
+  DeviceTable table;
   for (const Sequence& s : checked.sequences) {
-    const bool packed = checked.call.problem.packed;  // otherwise nobody looks at the jobs
-    table.push_back({s.batch, s.q_begin, s.q_tokens, s.k_begin, s.k_tokens, s.key_first, s.key_end,
-                     packed ? q_job : -1, packed ? k_job : -1});
-    q_job += cuda::plain::kJobs.count(s.q_tokens);
-    k_job += cuda::plain::kJobs.count(s.k_tokens);
+    const auto number = static_cast<std::int32_t>(table.sequences.size());
+    // Without packing nobody looks at the jobs.
+    const auto first = [&](const std::vector<std::int32_t>& before) {
+      return p.packed ? static_cast<std::int64_t>(before.size()) : -1;
+    };
+    table.sequences.push_back({s.batch, s.q_begin, s.q_tokens, s.k_begin, s.k_tokens, s.key_first,
+                               s.key_end, first(table.q_jobs), first(table.k_jobs),
+                               s.block_origin});
+    table.q_jobs.resize(table.q_jobs.size() + static_cast<std::size_t>(jobs.count(s.q_tokens)),
+                        number);
+    table.k_jobs.resize(table.k_jobs.size() + static_cast<std::size_t>(jobs.count(s.k_tokens)),
+                        number);
   }
+  table.q_jobs.resize(static_cast<std::size_t>(jobs.most(p.tokens, p.sequences)), -1);
+  table.k_jobs.resize(static_cast<std::size_t>(jobs.most(p.tokens_k, p.sequences)), -1);
   return table;
 }
 
 // Runs the kernels on a checked call; the workspace is NaN everywhere.
-inline void run_plain_kernels(CheckedCall& checked, bool reverse,
-                              const std::vector<cuda::DeviceSequence>& table) {
+inline void run_plain_kernels(CheckedCall& checked, bool reverse, const DeviceTable& table) {
   Call& call = checked.call;
   cuda::plain::Workspace needed(nullptr);
   cuda::plain::lay_out(call.problem, needed);

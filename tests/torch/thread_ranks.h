@@ -67,22 +67,16 @@ class CountingBackend : public c10d::Backend {
   Traffic& traffic_;
 };
 
-// `work` on each rank. What one throws is thrown here once all have ended; others must end, too.
-inline std::vector<Traffic> on_threads(int size,
-                                       const std::function<void(const RankGroup&)>& work) {
-  const Store store = c10::make_intrusive<c10d::HashStore>();
-  std::vector<Traffic> traffic(static_cast<std::size_t>(size));
+// `work` of each rank, on a thread of its own. What one throws is thrown here once all have ended;
+// others must end, too.
+inline void on_each_thread(int size, const std::function<void(int)>& work) {
   std::vector<std::thread> threads;
   std::exception_ptr failed;
   std::mutex mutex;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        const RankGroup group(
-            c10::make_intrusive<CountingBackend>(make_gloo(store, rank, size, kLong),
-                                                 traffic[static_cast<std::size_t>(rank)]),
-            at::kCPU);
-        work(group);
+        work(rank);
       } catch (...) {
         const std::lock_guard lock(mutex);
         if (!failed) failed = std::current_exception();
@@ -91,6 +85,20 @@ inline std::vector<Traffic> on_threads(int size,
   }
   for (std::thread& thread : threads) thread.join();
   if (failed) std::rethrow_exception(failed);
+}
+
+// The same with Gloo, counted.
+inline std::vector<Traffic> on_threads(int size,
+                                       const std::function<void(const RankGroup&)>& work) {
+  const Store store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<Traffic> traffic(static_cast<std::size_t>(size));
+  on_each_thread(size, [&](int rank) {
+    const RankGroup group(
+        c10::make_intrusive<CountingBackend>(make_gloo(store, rank, size, kLong),
+                                             traffic[static_cast<std::size_t>(rank)]),
+        at::kCPU);
+    work(group);
+  });
   return traffic;
 }
 

@@ -49,8 +49,8 @@ std::string refusal(const Problem& p) {
 template <int kDim>
 void forward(const TiledCall& tiled, const TiledPlan& plan, const TensorMaps& maps, int blocks) {
   launch_blocks<DiagRowsShape<kDim>>("diag_rows_forward", diag_rows_forward<kDim>,
-                                     plan.row_jobs * tiled.call.heads, blocks, plan.stream, true,
-                                     tiled, maps, static_cast<std::uint32_t>(plan.row_jobs));
+                                     plan.row_jobs * tiled.call.heads, blocks, plan.stream, tiled,
+                                     maps, static_cast<std::uint32_t>(plan.row_jobs));
 }
 
 template <int kDim>
@@ -58,18 +58,18 @@ void backward(const TiledCall& tiled, const TiledPlan& plan, const TensorMaps& m
   const DeviceCall& call = tiled.call;
   const std::int64_t items = plan.row_jobs * call.heads;
   launch_blocks<RowsBackwardShape<kDim>>("diag_row_sums", diag_row_sums<kDim>, items, blocks,
-                                         plan.stream, !plan.state_given, tiled, maps,
+                                         plan.stream, tiled, maps,
                                          static_cast<std::uint32_t>(items));
   launch_join_rows(tiled, plan.stream);
   launch_blocks<DiagBackwardShape<kDim>>(
       "diag_backward",
       call.heads == call.heads_k ? diag_backward<kDim, false> : diag_backward<kDim, true>,
-      plan.key_rows_jobs * call.heads_k, blocks, plan.stream, true, tiled, maps,
+      plan.key_rows_jobs * call.heads_k, blocks, plan.stream, tiled, maps,
       static_cast<std::uint32_t>(plan.key_rows_jobs));
 }
 
 bool takes(const Call& call, const DeviceCall& device) {
-  if (!tiled_takes(call)) return false;
+  if (!tiled_takes(call) || call.problem.tokens == 0 || call.problem.tokens_k == 0) return false;
   const bool channels = device.lln_weight.channel != 0 || device.diag_weight.channel != 0;
   return call.problem.op == Op::forward || !channels;
 }
@@ -88,7 +88,6 @@ void run(const Call& call) {
   work.tiled.call.diag_block = block_of(p);
   const TiledPlan& plan = work.plan;
   const int blocks = multiprocessors(p.device.index);
-  // The first kernel of a call waits for what came before it in the ordinary way.
   if (!plan.state_given) launch_state(work.tiled, plan, maps, blocks);
   if (p.op == Op::forward) {
     plan.width == 64 ? forward<64>(work.tiled, plan, maps, blocks)

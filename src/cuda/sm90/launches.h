@@ -1,5 +1,6 @@
 // How the Hopper kernels are launched: one block a multiprocessor at most, with all the shared
-// memory that its shape asks for.
+// memory that its shape asks for. All of them wait for the kernel before them themselves
+// (launch.h).
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -13,11 +14,10 @@ namespace lln::cuda::sm90 {
 
 template <class Shape, class... Parameters, class... Arguments>
 void launch_blocks(const char* name, void (*kernel)(Parameters...), std::int64_t items,
-                   int multiprocessors, cudaStream_t stream, bool overlapping,
-                   const Arguments&... arguments) {
+                   int multiprocessors, cudaStream_t stream, const Arguments&... arguments) {
   launch(name, kernel,
          LaunchShape{std::min<std::int64_t>(items, multiprocessors), Shape::kThreads,
-                     static_cast<int>(sizeof(typename Shape::Shared)), stream, overlapping},
+                     static_cast<int>(sizeof(typename Shape::Shared)), stream, true},
          arguments...);
 }
 

@@ -277,6 +277,7 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, 1)
   if (threadIdx.x >= Shape::kConsumers) {
     give_registers<kProducerRegisters>();
     if (threadIdx.x > Shape::kConsumers) return;
+    wait_for_previous();  // may be that of another call
     RingPlace<Shape::kSlots> ring;
     for (std::uint32_t item = blockIdx.x; item < items; item += gridDim.x) {
       const RowPiece piece = find_rows(call, item);

@@ -104,6 +104,8 @@ __global__ void __launch_bounds__(ShortShape<kDim>::kThreads, 1)
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
   if (threadIdx.x == 0) shared.ring.init(kParts);
   __syncthreads();
+  wait_for_previous();
+  let_next_start();
   const DeviceCall& call = tiled.call;
   KeyPiecePlace piece = key_piece(tiled, blockIdx.x);
   const ShortRows rows(call, piece);

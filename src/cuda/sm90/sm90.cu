@@ -48,17 +48,20 @@ struct Launches {
   int multiprocessors;
 
   template <class Shape, class... Parameters, class... Arguments>
-  void start(const char* name, void (*kernel)(Parameters...), std::int64_t items, bool overlapping,
+  void start(const char* name, void (*kernel)(Parameters...), std::int64_t items,
              const Arguments&... arguments) const {
-    launch_blocks<Shape>(name, kernel, items, multiprocessors, plan.stream, overlapping, tiled,
-                         maps, arguments...);
+    launch_blocks<Shape>(name, kernel, items, multiprocessors, plan.stream, tiled, maps,
+                         arguments...);
   }
 
   void state() const {
-    const std::int64_t items = plan.key_jobs * tiled.call.heads_k;
-    start<KeysShape<kDim>>("key_sums", key_sums<kDim>, items, false,
-                           static_cast<std::uint32_t>(items), plan.whole);
-    if (!plan.whole) launch_join_keys(tiled, plan.stream);
+    if (plan.has_keys) {
+      const std::int64_t items = plan.key_jobs * tiled.call.heads_k;
+      start<KeysShape<kDim>>("key_sums", key_sums<kDim>, items, static_cast<std::uint32_t>(items),
+                             plan.whole);
+      if (!plan.whole) launch_join_keys(tiled, plan.stream);
+    }
+    launch_given_state(tiled, plan);
   }
   // In one launch: where the keys of a sequence are one piece, and there are about as many heads as
   // multiprocessors. Fewer heads fill the device better in two launches that overlap, and more of
@@ -66,24 +69,29 @@ struct Launches {
   bool forward_short() const {
     const std::int64_t heads = tiled.call.sequences.count * tiled.call.heads_k;
     if (!plan.whole || heads > multiprocessors || 2 * heads < multiprocessors) return false;
-    start<ShortShape<kDim>>("short_forward", short_forward<kDim>, heads, false);
+    if (tiled.given.given() || !plan.has_rows) return false;
+    start<ShortShape<kDim>>("short_forward", short_forward<kDim>, heads);
     return true;
   }
   void forward() const {
     if (forward_short()) return;
     state();
+    if (!plan.has_rows) return;
     start<RowsShape<kDim>>("rows_forward", rows_forward<kDim>, plan.row_jobs * tiled.call.heads,
-                           true, static_cast<std::uint32_t>(plan.row_jobs));
+                           static_cast<std::uint32_t>(plan.row_jobs));
   }
   void backward() const {
     if (!plan.state_given) state();
-    const std::int64_t items = plan.row_jobs * tiled.call.heads;
-    // The first kernel of a call waits for what came before it in the ordinary way.
-    start<RowsBackwardShape<kDim>>("rows_backward", rows_backward<kDim>, items, !plan.state_given,
-                                   static_cast<std::uint32_t>(items));
-    launch_join_rows(tiled, plan.stream);
+    if (plan.has_rows) {
+      const std::int64_t items = plan.row_jobs * tiled.call.heads;
+      start<RowsBackwardShape<kDim>>("rows_backward", rows_backward<kDim>, items,
+                                     static_cast<std::uint32_t>(items));
+      launch_join_rows(tiled, plan.stream);
+    }
+    launch_state_gradients(tiled, plan);
+    if (!plan.has_keys) return;
     start<KeysBackwardShape<kDim>>("keys_backward", keys_backward<kDim>,
-                                   plan.key_rows_jobs * tiled.call.heads_k, true,
+                                   plan.key_rows_jobs * tiled.call.heads_k,
                                    static_cast<std::uint32_t>(plan.key_rows_jobs));
   }
 };
@@ -94,14 +102,25 @@ void run_width(const Problem& p, const TiledWork& work, const TensorMaps& maps) 
   p.op == Op::forward ? launches.forward() : launches.backward();
 }
 
+// Whether no kernel is launched over tensors without tokens, which the copy engine cannot describe:
+// of a call that is not of a piece something may be left to write there.
+bool has_own_work(const Call& call) {
+  const Problem& p = call.problem;
+  const bool backward = p.op == Op::backward;
+  if (p.tokens_k == 0 && !call.in.state.given()) return false;
+  return p.tokens > 0 || !backward || call.grads.dsaved.given();
+}
+
 void run(const Call& call) {
   const Problem& p = call.problem;
   static const Kernel forward = tiled_forward_kernels().front();
   static const Kernel backward = tiled_backward_kernels().front();
   const Kernel& tiled = p.op == Op::forward ? forward : backward;
-  TensorMaps maps;
-  if (!tiled_takes(call) || !make_tensor_maps(maps, make_device_call(call), p.batch, p.op))
+  TensorMaps maps{};
+  if (!tiled_takes(call) || !has_own_work(call) ||
+      !make_tensor_maps(maps, make_device_call(call), p.batch, p.op)) {
     return tiled.run(call);
+  }
   const TiledWork work = prepare_tiled(call, kTileLog2);
   work.plan.width == 64 ? run_width<64>(p, work, maps) : run_width<128>(p, work, maps);
 }
@@ -117,10 +136,9 @@ void launch_state(const TiledCall& tiled, const TiledPlan& plan, const TensorMap
 }  // namespace sm90
 
 std::vector<Kernel> sm90_forward_kernels() {
-  return {{"cuda-sm90", sm90::refusal, tiled_bytes, sm90::run}};
+  return {{"cuda-sm90", sm90::refusal, tiled_bytes, sm90::run, DeviceKind::cuda,
+           /*takes_pieces=*/true}};
 }
-std::vector<Kernel> sm90_backward_kernels() {
-  return {{"cuda-sm90", sm90::refusal, tiled_bytes, sm90::run}};
-}
+std::vector<Kernel> sm90_backward_kernels() { return sm90_forward_kernels(); }
 
 }  // namespace lln::cuda

@@ -28,6 +28,7 @@ Encode find_encoder() {
 bool make_tensor_map(CUtensorMap& map, const Rows& rows, const TensorShape& shape) {
   static const Encode encode = find_encoder();
   if (encode == nullptr) return false;
+  if (shape.tokens == 0) return true;
   constexpr cuuint32_t kBox[] = {64, 64, 1, 1};
   constexpr cuuint32_t kSteps[] = {1, 1, 1, 1};
   const auto size = [](std::int64_t x) { return static_cast<cuuint64_t>(x); };
@@ -51,9 +52,7 @@ bool make_tensor_map(CUtensorMap& map, const Rows& rows, const TensorShape& shap
 
 bool make_tensor_maps(TensorMaps& maps, const DeviceCall& call, std::int64_t batch, Op op) {
   const std::int64_t tokens = call.sequences.tokens, tokens_k = call.sequences.tokens_k;
-  if (batch == 0 || call.heads == 0 || call.heads_k == 0 || tokens == 0 || tokens_k == 0) {
-    return false;
-  }
+  if (batch == 0 || call.heads == 0 || call.heads_k == 0) return false;
   const TensorShape q{batch, call.heads, tokens, call.dim},
       o{batch, call.heads, tokens, call.dim_v};
   const TensorShape k{batch, call.heads_k, tokens_k, call.dim},

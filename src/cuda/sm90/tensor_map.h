@@ -14,8 +14,8 @@ struct TensorMaps {
   CUtensorMap g, dq, dk, dv;
 };
 
-// Of bf16 tensors. False where the copy engine cannot take one (a driver without it, strides that
-// it does not know, nothing in it).
+// Of bf16 tensors; those without tokens get none, and no kernel may be launched over them. False
+// where the copy engine cannot take one (a driver without it, strides that it does not know).
 bool make_tensor_maps(TensorMaps& maps, const DeviceCall& call, std::int64_t batch, Op op);
 
 }  // namespace lln::cuda::sm90
