@@ -8,7 +8,7 @@ import math
 
 from harness import figures
 from harness.document import Heading, Table, Text
-from harness.numbers import NONE, fixed, plain, result, value
+from harness.numbers import NONE, fixed, mean, plain, result, value
 from harness.summary import spearman
 from harness.views import label, part_label
 
@@ -87,8 +87,8 @@ def worth(all_results):
         rows.append(
             [
                 what,
-                value("loss", a.mean()),
-                value("loss", b.mean()),
+                mean(a),
+                mean(b),
                 f"{change:+.3f}",
                 NONE if spread is None else f"± {spread:.3f}",
                 f"{len(a.good)}, {len(b.good)}",

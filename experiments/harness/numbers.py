@@ -27,7 +27,16 @@ def result(cell, count=True):
         text += f" ± {value(cell.metric, spread)}"
     if count:
         text += f" ({len(cell.good)})"
-    return text + (" *" if any(r["cut"] for r in cell.records) else "")
+    return text + star(cell)
+
+
+def star(cell):
+    return " *" if any(r["cut"] for r in cell.records) else ""
+
+
+def mean(cell):
+    """Alone, for tables that say seeds and spread in columns of their own."""
+    return value(cell.metric, cell.mean()) + star(cell)
 
 
 def plain(number, digits=3):

@@ -346,12 +346,12 @@ class Analysis(Pages):
         (self.folder / "language/config.toml").write_text(
             (self.folder / "words/config.toml").read_text(encoding="utf-8"), encoding="utf-8"
         )
-        own = [run("diag", 0, 3.3), run("diag", 1, 3.4), run("softmax+diag", 0, 3.1)]
+        own = [run("diag", 0, 3.3), run("diag", 1, 3.4), run("softmax+diag", 0, 3.1, cut=True)]
         self.put("language", [{**r, "experiment": "language"} for r in own])
         results = [summary.Results(plan.read("language", self.folder), self.folder)]
         (table,) = [b for b in analysis.worth(results) if isinstance(b, document.Table)]
         self.assertEqual(
-            table.rows[1], ["softmax beside Diag", "3.350", "3.100", "-0.250", "-", "2, 1"]
+            table.rows[1], ["softmax beside Diag", "3.350", "3.100 *", "-0.250", "-", "2, 1"]
         )
         self.assertIn("unigram", table.rows[0][0])
 
