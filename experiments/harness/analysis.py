@@ -8,7 +8,7 @@ import math
 
 from harness import figures
 from harness.document import Heading, Table, Text
-from harness.numbers import NONE, fixed, mean, plain, result, value
+from harness.numbers import NONE, fixed, mean, plain, result, star, value
 from harness.summary import spearman
 from harness.views import label, part_label
 
@@ -194,8 +194,8 @@ def losses(all_results):
                     label(ours),
                     metric,
                     value(metric, chance),
-                    value(metric, ours.mean()),
-                    value(metric, theirs.mean()),
+                    mean(ours),
+                    mean(theirs),
                     f"{scale * change:+.{digits}f}",
                     NONE if spread is None else f"± {scale * spread:.{digits}f}",
                     f"{len(ours.good)}, {len(theirs.good)}",
@@ -242,6 +242,7 @@ def distances(all_results):
     for results in all_results:
         for part in results.experiment.parts:
             cells = [c for c in results.rows(part["name"]) if c.good and c.instrument("entropy")]
+            cells = [c for c in cells if not star(c)]  # of another budget
             by_name = {c.row["name"]: c for c in cells}
             reference = by_name.get("softmax+diag") or by_name.get("softmax")
             if reference is None and results.experiment.name in ONE_SETTING:

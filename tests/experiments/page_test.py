@@ -384,6 +384,8 @@ class Analysis(Pages):
             measured("lln+diag", 3.45, 5.31, 0.6, 0.5),
             measured("elu+diag", 3.9, 6.2, 0.9, 0.25),
         )
+        cut = self.results(*(dict(r, cut=True) for r in results[0].records))
+        self.assertEqual(analysis.distances(cut)["Entropy"], [])
         found = analysis.distances(results)
         for name, expected in (
             ("Entropy", [0.05, 1.2 / 6.2]),
