@@ -55,8 +55,9 @@ void add_states(Table& table) {
 // pieces.
 void add_wide_states(Table& table) {
   for (const char* type : {"bf16", "f16", "f32"}) {
-    for (const char* shape : {"b3h2k1n300d64", "b3h2n200m0d64", "b3h2k1n0m2100d64", "b1h1n2100d64",
-                              "b3h1n70m1100d128", "b3h2n150m0d128v64", "b3h1n0m90d40v128"}) {
+    for (const char* shape :
+         {"b3h2k1n300d64", "b3h2n200m0d64", "b3h2k1n0m2100d64", "b1h1n2100m70d64",
+          "b3h1n70m1100d128", "b3h2n150m0d128v64", "b3h1n0m90d40v128"}) {
       table.add(fmt::format("{}:cpu:{}:lln:state", type, shape));
     }
     for (const KeyPattern keys :
