@@ -167,7 +167,7 @@ void Pieces::take_tokens(const PieceTokens& which) {
     return (x - offset_).clamp(0, tokens()).to(group_->device());
   };
   if (which.key_mask.defined()) {
-    key_mask_ = which.key_mask;
+    key_mask_ = which.key_mask.to(group_->device());
     // Where a piece has keys and its first token counts, or the row begins in it, blocks are
     // counted right without being told.
     const at::Tensor origins = to_tensor(first_keys_, key_mask_.device()) - offset_;

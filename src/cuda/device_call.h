@@ -108,8 +108,8 @@ struct Sequences {
 // Which sequence a job belongs to, and where it begins.
 struct JobPlace {
   std::int64_t s = -1;  // -1: there is no such job
-  DeviceSequence sequence;
-  std::int64_t index;  // of the piece in its sequence
+  DeviceSequence sequence = {};
+  std::int64_t index = 0;  // of the piece in its sequence
 };
 
 __device__ inline DeviceSequence sequence_at(const Sequences& all, std::int64_t s) {

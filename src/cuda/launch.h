@@ -20,7 +20,6 @@ struct LaunchShape {
   // a call then calls wait_for_previous() before it reads or writes anything, later ones before
   // they read what the previous one wrote, which called let_next_start() after waiting itself.
   bool overlapping = false;
-  int cluster = 1;  // blocks that run at once and reach each other's shared memory
 };
 
 template <class... Parameters, class... Arguments>
@@ -37,25 +36,18 @@ void launch(const char* name, void (*kernel)(Parameters...), const LaunchShape& 
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared),
           name);
   }
-  cudaLaunchAttribute attributes[2];
+  cudaLaunchAttribute overlap;
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
   config.blockDim = dim3(static_cast<unsigned>(shape.threads));
   config.dynamicSmemBytes = static_cast<std::size_t>(shape.shared);
   config.stream = shape.stream;
-  config.attrs = attributes;
+  config.attrs = &overlap;
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
-  if (shape.overlapping && can_overlap(device)) {
-    cudaLaunchAttribute& overlap = attributes[config.numAttrs++];
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (shape.cluster > 1) {
-    cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
-  }
+  config.numAttrs = shape.overlapping && can_overlap(device) ? 1 : 0;
   check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), name);
 }
 

@@ -1,6 +1,5 @@
 // Moments of q and k in one pass at the speed of memory: a block sums a piece of a head's tokens, a
-// warp joins the pieces of a head in order. Where all blocks fit the device at once those of
-// a head are a cluster, of which one joins them without another launch; the bits are the same.
+// warp joins the pieces of a head in order.
 //
 // Every thread has a pivot, its own first number, and sums differences from it: in f32 over the few
 // vectors that it has under way, then in f64. Nothing cancels that way (math/moments.h), and f64
@@ -8,7 +7,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/moments_pairs.cuh"
 
-#include <cooperative_groups.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -219,51 +217,6 @@ __device__ void write_pair(const MomentsCall& call, const MatchingRule& rule, st
                scales_of(q, k, call.dim, rule));
 }
 
-constexpr int kLargestCluster = 8;  // that every device with clusters has
-
-// A cluster takes a (sequence, key head): its first blocks the pieces of q, head by head, the
-// others those of k.
-template <class T, int kVector>
-__global__ void __launch_bounds__(kMomentThreads)
-    clustered_kernel(const __grid_constant__ MomentsCall call,
-                     const __grid_constant__ MatchingRule rule) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  __shared__ BlockSums shared;
-  __shared__ Moments parts[kLargestCluster];
-  wait_for_previous();
-  let_next_start();
-  const cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
-  const unsigned rank = cluster.block_rank(), pair = blockIdx.x / cluster.num_blocks();
-  const unsigned of_q = static_cast<unsigned>(call.group) * call.q.pieces;
-  const Side& side = rank < of_q ? call.q : call.k;
-  const unsigned own = rank < of_q ? rank : rank - of_q;
-  const std::int64_t s = pair / call.heads_k, head_k = pair % call.heads_k;
-  const std::int64_t head = rank < of_q ? head_k * call.group + own / side.pieces : head_k;
-  const Span span =
-      piece_span(call, side, static_cast<unsigned>(s) * side.pieces + own % side.pieces);
-  const Moments sums = block_moments(thread_sums<T, kVector>(side, span, head, call.dim), shared);
-  if (threadIdx.x == 0) cluster.map_shared_rank(parts, 0)[rank] = sums;
-  cluster.sync();
-  if (rank != 0 || threadIdx.x >= 64) return;
-  // As joined_heads(), of q by one warp and of k by another.
-  const unsigned lane = threadIdx.x % 32;
-  const bool joins_q = threadIdx.x < 32;
-  const Moments* const from = joins_q ? parts : parts + of_q;
-  const unsigned pieces = joins_q ? call.q.pieces : call.k.pieces;
-  Moments all;
-  for (std::int64_t h = 0; h < (joins_q ? call.group : 1); ++h) {
-    if (lane < pieces) all = merged(all, from[h * pieces + lane]);
-  }
-  for (int step = kLargestCluster / 2; step > 0; step /= 2) {
-    all = merged(all, shifted_down(all, step));
-  }
-  __shared__ Moments of_keys;
-  if (threadIdx.x == 32) of_keys = all;
-  meet(1, 64);
-  if (threadIdx.x == 0) write_pair(call, rule, pair, all, of_keys);
-#endif
-}
-
 // All pieces of `heads` heads of a sequence, by a warp; lane 0 gets the result.
 __device__ Moments joined_heads(const MomentsCall& call, const Side& side, std::int64_t s,
                                 std::int64_t head, std::int64_t heads) {
@@ -329,41 +282,17 @@ bool vectors_fit(const Rows& rows, std::int64_t dim) {
          rows.batch % kVector == 0 && rows.head % kVector == 0 && rows.token % kVector == 0;
 }
 
-// Blocks of the cluster that takes a (sequence, key head), or 0: no cluster. Where blocks take
-// turns clusters cost more than a launch, because they begin when all of their blocks can (H200, 64
-// rows of 1024 tokens with 16 heads: 25 us more).
-std::int64_t cluster_blocks(const MomentsCall& call, const Problem& p) {
-  const std::int64_t blocks = call.group * call.q.pieces + call.k.pieces;
-  const bool possible = !p.packed && call.q.heads > 0 && blocks <= kLargestCluster;
-  const bool few = p.sequences * p.heads_k * blocks <= multiprocessors(p.device.index);
-  return possible && few && can_overlap(p.device.index) ? blocks : 0;
-}
-
-template <class T, int kVector>
-void launch_vectors(const MomentsCall& call, const MatchingRule& rule, const Problem& p,
-                    cudaStream_t stream) {
-  const std::int64_t pairs = call.sequences.count * call.heads_k;
-  if (const std::int64_t cluster = cluster_blocks(call, p); cluster > 0) {
-    launch("moments_kernel", clustered_kernel<T, kVector>,
-           LaunchShape{pairs * cluster, kMomentThreads, 0, stream, true, static_cast<int>(cluster)},
-           call, rule);
-    return;
-  }
-  const std::int64_t blocks = call.q.heads * call.q.head_parts + call.k.heads * call.k.head_parts;
-  launch("moments_kernel", moments_kernel<T, kVector>,
-         LaunchShape{blocks, kMomentThreads, 0, stream, true}, call);
-  launch("join_kernel", join_kernel,
-         LaunchShape{blocks_for(pairs, kMomentWarps), kMomentThreads, 0, stream, true}, call, rule);
-}
-
 template <class T>
-void launch_moments(const MomentsCall& call, const MatchingRule& rule, const Problem& p,
-                    cudaStream_t stream) {
+void launch_moments(const MomentsCall& call, const MatchingRule& rule, cudaStream_t stream) {
   const bool with_q = call.q.heads > 0;
   const bool fit =
       vectors_fit<T>(call.k.rows, call.dim) && (!with_q || vectors_fit<T>(call.q.rows, call.dim));
-  fit ? launch_vectors<T, 16 / sizeof(T)>(call, rule, p, stream)
-      : launch_vectors<T, 1>(call, rule, p, stream);
+  const std::int64_t blocks = call.q.heads * call.q.head_parts + call.k.heads * call.k.head_parts;
+  launch("moments_kernel", fit ? moments_kernel<T, 16 / sizeof(T)> : moments_kernel<T, 1>,
+         LaunchShape{blocks, kMomentThreads, 0, stream, true}, call);
+  const std::int64_t pairs = call.sequences.count * call.heads_k;
+  launch("join_kernel", join_kernel,
+         LaunchShape{blocks_for(pairs, kMomentWarps), kMomentThreads, 0, stream, true}, call, rule);
 }
 
 }  // namespace
@@ -429,13 +358,13 @@ PairMoments sum_pairs(const MatchingCall& from, bool with_q, const ScaleOutputs&
   const auto stream = static_cast<cudaStream_t>(from.stream);
   switch (p.dtype) {
     case DType::f16:
-      launch_moments<__half>(sums, rule, p, stream);
+      launch_moments<__half>(sums, rule, stream);
       break;
     case DType::bf16:
-      launch_moments<__nv_bfloat16>(sums, rule, p, stream);
+      launch_moments<__nv_bfloat16>(sums, rule, stream);
       break;
     default:
-      launch_moments<float>(sums, rule, p, stream);
+      launch_moments<float>(sums, rule, stream);
   }
   return {with_q ? sums.pair_q : nullptr, sums.pair_k};
 }

@@ -3,9 +3,11 @@
 // ever meets them, and reported (device.h).
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <string>
 
 #include "cuda/device.h"
 #include "cuda/device_call.h"
+#include "lln/error.h"
 
 namespace lln::cuda {
 namespace {
@@ -331,8 +333,11 @@ DeviceCall make_device_call(const Call& call) {
   return device;
 }
 
-// No call has more jobs than with these.
-constexpr Jobs kShortestJobs{.every_log2 = 6};
+// Jobs of q and k of packed sequences, at most: no kernel has pieces shorter than its tiles of 64.
+std::int64_t most_jobs(const Problem& p) {
+  constexpr Jobs kShortest{.every_log2 = 6};
+  return kShortest.most(p.tokens, p.sequences) + kShortest.most(p.tokens_k, p.sequences);
+}
 
 bool needs_table(const Problem& problem) {
   return problem.packed || problem.masked || problem.block_origins;
@@ -343,9 +348,7 @@ std::size_t table_bytes(const Problem& problem) {
   constexpr std::size_t kAlignment = 256;  // of what a kernel puts behind the table
   std::size_t bytes = static_cast<std::size_t>(problem.sequences) * sizeof(DeviceSequence);
   if (problem.packed) {
-    bytes += static_cast<std::size_t>(kShortestJobs.most(problem.tokens, problem.sequences) +
-                                      kShortestJobs.most(problem.tokens_k, problem.sequences)) *
-             sizeof(std::int32_t);
+    bytes += static_cast<std::size_t>(most_jobs(problem)) * sizeof(std::int32_t);
   }
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
@@ -390,6 +393,10 @@ void prepare_sequences(const Call& call, const Jobs& q_jobs, const Jobs& k_jobs,
     all.q_job_sequence = job_sequences;
     all.k_job_sequence = job_sequences + all.q_job_limit;
     const std::int64_t jobs = all.q_job_limit + all.k_job_limit;
+    if (jobs > most_jobs(p)) {
+      throw Error(ErrorCode::internal, "packed sequences: " + std::to_string(jobs) +
+                                           " jobs, room for " + std::to_string(most_jobs(p)));
+    }
     jobs_kernel<<<blocks_for(jobs, kThreads), kThreads, 0, stream>>>(
         {entries, p.sequences, q_jobs, k_jobs, all.q_job_limit, all.k_job_limit, job_sequences});
     check_launch("jobs_kernel");

@@ -131,7 +131,7 @@ void run(const Call& call) {
   check(cudaMemsetAsync(causal.flags, 0, static_cast<std::size_t>(flag_count(p)) * 4, plan.stream),
         "cudaMemsetAsync");
   if (p.op == Op::forward && call.out.saved.key_lse.given()) {
-    causal.saved = given_state(call.out.saved);
+    causal.saved = state_view(call.out.saved);
   }
   if (p.has_diag()) causal.diag_log2 = std::countr_zero(static_cast<std::uint64_t>(p.diag_block));
   plan.width = width_of(p);

@@ -101,11 +101,11 @@ bool aligned_state(const AttentionSaved& saved) {
 
 }  // namespace
 
-StateView given_state(const AttentionSaved& saved) {
-  return given_state(AttentionState{saved.key_lse, saved.channel_values});
+StateView state_view(const AttentionSaved& saved) {
+  return state_view(AttentionState{saved.key_lse, saved.channel_values});
 }
 
-StateView given_state(const AttentionState& given) {
+StateView state_view(const AttentionState& given) {
   StateView state;
   state.c = static_cast<float*>(const_cast<void*>(given.key_lse.data));
   state.c_sequence = given.key_lse.stride[0];
@@ -187,11 +187,11 @@ TiledWork prepare_tiled(const Call& call, int row_piece_log2) {
   if (p.kind == Kind::lln) tiled.call.lln_weight = {.constant = 1};
   if (p.kind == Kind::diag) tiled.call.diag_weight = {.constant = 1};
   const AttentionSaved& saved = backward ? call.grads.saved : call.out.saved;
-  tiled.state = saved.key_lse.given() ? given_state(saved) : scratch.state;
+  tiled.state = saved.key_lse.given() ? state_view(saved) : scratch.state;
   tiled.grads = scratch.grads;
-  tiled.given = given_state(call.in.state);
-  tiled.dsaved = given_state(call.grads.dsaved);
-  tiled.dstate = given_state(call.grads.dstate);
+  tiled.given = state_view(call.in.state);
+  tiled.dsaved = state_view(call.grads.dsaved);
+  tiled.dstate = state_view(call.grads.dstate);
   tiled.keys = scratch.keys;
   tiled.rows = scratch.rows;
   tiled.diag_mass = scratch.diag_mass;

@@ -31,9 +31,10 @@ class Layout {
   std::size_t bytes_ = 0;
 };
 
-// (c, C) of the caller, which kernels write or read alone.
-StateView given_state(const AttentionSaved& saved);
-StateView given_state(const AttentionState& state);
+// A state, or the gradient of one, in memory of the caller. Kernels write those that the call gives
+// out alone: saved in the forward pass, dstate in the backward.
+StateView state_view(const AttentionSaved& saved);
+StateView state_view(const AttentionState& state);
 
 // What all tiled families refuse; empty where they do not.
 std::string tiled_refusal(const Problem& p);

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads)
   const ChannelOf all = channel_of(tiled.state, at), given = channel_of(tiled.given, at);
   const float own_c = has_keys ? *all.c : -INFINITY, given_c = mass_of(*given.c);
   const float top = fmaxf(own_c, given_c);
-  const bool any = top != -INFINITY;
+  const bool any = own_c != -INFINITY || given_c != -INFINITY;  // also NaN, which fmaxf() drops
   const float own = own_c == -INFINITY ? 0 : expf(own_c - top);
   const float other = given_c == -INFINITY ? 0 : expf(given_c - top);
   const float inverse = any ? 1 / (own + other) : 0;
@@ -82,16 +82,15 @@ __global__ void __launch_bounds__(kThreads)
   const float c = *all.c;
   const bool any = c != -INFINITY;
   float t = has_rows && any ? *sums.c : 0;
-  if (!has_rows || tiled.dsaved.given()) {
-    const bool more = tiled.dsaved.given() && any;
-    const ChannelOf dsaved = more ? channel_of(tiled.dsaved, at) : ChannelOf();
+  if (tiled.dsaved.given()) {  // always where there are no rows
+    const ChannelOf dsaved = channel_of(tiled.dsaved, at);
     float product = 0;
     for (int column = lane; column < columns; column += kWarp) {
-      const float added = more ? dsaved.values[column] : 0;
-      if (more) product = fmaf(all.values[column], added, product);
+      const float added = any ? dsaved.values[column] : 0;
+      if (any) product = fmaf(all.values[column], added, product);
       sums.values[column] = (has_rows && any ? sums.values[column] : 0) + added;
     }
-    if (more) t += warp_sum(product) - *dsaved.c;
+    if (any) t += warp_sum(product) - *dsaved.c;
     __syncwarp();  // all lanes have read t
     if (lane == 0) *sums.c = t;
   }

@@ -1,6 +1,7 @@
 // How the Hopper kernels are launched: one block a multiprocessor at most, with all the shared
-// memory that its shape asks for. All of them wait for the kernel before them themselves
-// (launch.h).
+// memory that its shape asks for. Kernels start early (launch.h): those that may be the first of a
+// call (key_sums, short_forward, rows_backward, diag_row_sums) wait before they touch anything; the
+// others read the tensors of the call before they wait, and always have one of these before them.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
