@@ -36,6 +36,27 @@ class OnDeviceList {
   DeviceMemory memory_;
 };
 
+// The sequence of every job, as the table says; then no sequence.
+std::vector<std::int32_t> expected_jobs(const std::vector<DeviceSequence>& table, bool keys,
+                                        std::int64_t limit) {
+  std::vector<std::int32_t> list;
+  for (std::size_t s = 0; s < table.size(); ++s) {
+    const std::int64_t jobs =
+        keys ? kKeyJobs.count(table[s].k_tokens) : kQueryJobs.count(table[s].q_tokens);
+    list.resize(list.size() + static_cast<std::size_t>(jobs), static_cast<std::int32_t>(s));
+  }
+  list.resize(static_cast<std::size_t>(limit), -1);
+  return list;
+}
+
+std::vector<std::int32_t> found_jobs(const std::int32_t* from, std::int64_t limit) {
+  std::vector<std::int32_t> list(static_cast<std::size_t>(limit));
+  EXPECT_EQ(
+      cudaMemcpy(list.data(), from, list.size() * sizeof(std::int32_t), cudaMemcpyDeviceToHost),
+      cudaSuccess);
+  return list;
+}
+
 std::vector<DeviceSequence> make_table(const Problem& problem, const AttentionInputs& in) {
   Call call;
   call.problem = on_device(problem);
@@ -53,14 +74,21 @@ std::vector<DeviceSequence> make_table(const Problem& problem, const AttentionIn
     EXPECT_LE(last.q_first_job + kQueryJobs.count(last.q_tokens), device.sequences.q_job_limit);
     EXPECT_LE(last.k_first_job + kKeyJobs.count(last.k_tokens), device.sequences.k_job_limit);
   }
+  if (problem.packed) {
+    const cuda::Sequences& all = device.sequences;
+    EXPECT_EQ(found_jobs(all.q_job_sequence, all.q_job_limit),
+              expected_jobs(table, false, all.q_job_limit));
+    EXPECT_EQ(found_jobs(all.k_job_sequence, all.k_job_limit),
+              expected_jobs(table, true, all.k_job_limit));
+  }
   return table;
 }
 
 void expect_entry(const DeviceSequence& found, const DeviceSequence& expected, std::size_t s) {
   const auto list = [](const DeviceSequence& e) {
-    return std::vector<std::int64_t>{e.batch,   e.q_begin,     e.q_tokens,
-                                     e.k_begin, e.k_tokens,    e.key_first,
-                                     e.key_end, e.q_first_job, e.k_first_job};
+    return std::vector<std::int64_t>{e.batch,       e.q_begin,     e.q_tokens, e.k_begin,
+                                     e.k_tokens,    e.key_first,   e.key_end,  e.q_first_job,
+                                     e.k_first_job, e.block_origin};
   };
   ASSERT_EQ(list(found), list(expected)) << "sequence " << s;
 }

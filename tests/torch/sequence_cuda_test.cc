@@ -85,7 +85,7 @@ struct Case {
   std::string name;
   AttentionCall call;
   at::ScalarType type = at::kBFloat16;
-  std::string tokens = "all";  // all, mask, packed
+  std::string tokens = "all";  // all, mask, lengths, packed
 };
 
 constexpr std::array<const char*, 4> kNames = {"o", "dq", "dk", "dv"};
@@ -127,13 +127,17 @@ double seconds_of(const std::function<void()>& work) {
 
 constexpr std::int64_t kFirstKey = 100;  // of masked rows: blocks are counted from it
 
-PieceTokens tokens_of(const Case& c, std::int64_t tokens) {
+// Of a sequence whose second piece begins at `first`.
+PieceTokens tokens_of(const Case& c, std::int64_t tokens, std::int64_t first) {
   PieceTokens which;
   if (c.tokens == "mask") {
     which.key_mask = at::rand({1, tokens}, kDevice) > 0.3;
     which.key_mask.narrow(1, 0, kFirstKey).fill_(false);
     which.key_mask.select(1, kFirstKey).fill_(true);
+    // The second piece cannot see where blocks begin.
+    if (first > kFirstKey && first < tokens) which.key_mask.select(1, first).fill_(false);
   }
+  if (c.tokens == "lengths") which.key_lengths = at::full({1}, tokens - 5000, at::kLong);
   if (c.tokens == "packed") {
     const std::vector<std::int64_t> borders = {0, 1000, 1000, tokens - 700, tokens};
     which.cu_seqlens = at::tensor(borders, at::kInt);
@@ -141,47 +145,79 @@ PieceTokens tokens_of(const Case& c, std::int64_t tokens) {
   return which;
 }
 
-void expect_like_whole(const Case& c, std::int64_t tokens, std::int64_t first,
-                       std::int64_t heads_k) {
+// What two ranks find that have the tokens before `first` and from there on.
+std::array<Results, 2> in_pieces(const Case& c, const Tensors& whole, const PieceTokens& which,
+                                 std::int64_t first) {
+  const std::int64_t tokens = whole.q.size(2);
+  const Store store = c10::make_intrusive<c10d::HashStore>();
+  std::array<Results, 2> found;
+  test::on_each_thread(2, [&](int rank) {
+    // Otherwise one thread of torch's would run the backward passes of both, one after the other.
+    c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+    const Backend gloo = make_gloo(store, rank, 2, test::kLong);
+    const RankGroup group(c10::make_intrusive<ThroughHost>(gloo), kDevice, nullptr, gloo);
+    const std::int64_t begin = rank == 0 ? 0 : first, count = rank == 0 ? first : tokens - first;
+    PieceTokens own = which;
+    if (which.key_mask.defined()) own.key_mask = which.key_mask.narrow(1, begin, count);
+    const Pieces pieces(group, count, own);
+    if (rank == 1 && c.tokens == "mask" && count > 0) {
+      EXPECT_EQ(pieces.block_origins().defined(), begin > kFirstKey);
+    }
+    found[static_cast<std::size_t>(rank)] =
+        whole.piece(begin, count).run([&](const auto& q, const auto& k, const auto& v) {
+          return attention(q, k, v, c.call, pieces);
+        });
+  });
+  return found;
+}
+
+double relative_error(const at::Tensor& found, const at::Tensor& expected) {
+  constexpr double kNothing = 1e-30;  // gradients of keys that nobody sees
+  const at::Tensor truth = expected.to(at::kFloat);
+  return ((found.to(at::kFloat) - truth).norm() / truth.norm().clamp_min(kNothing)).item<double>();
+}
+
+constexpr std::int64_t kNear = 300;  // tokens on either side of the border
+
+void expect_like_whole(const Case& c, std::int64_t tokens, std::int64_t first, std::int64_t heads_k,
+                       bool twice = false) {
   const Tensors whole = Tensors::random(tokens, c.type, heads_k);
-  const PieceTokens which = tokens_of(c, tokens);
+  const PieceTokens which = tokens_of(c, tokens, first);
   Results expected;
   const double unsplit = seconds_of([&] {
     AttentionCall call = c.call;
     call.key_mask = which.key_mask;
+    if (which.key_lengths.defined()) call.key_lengths = which.key_lengths.to(kDevice);
     if (which.cu_seqlens.defined()) call.cu_seqlens = which.cu_seqlens.to(kDevice);
     expected = whole.run(
         [&](const auto& q, const auto& k, const auto& v) { return attention(q, k, v, call); });
   });
   std::array<Results, 2> found;
-  const double split = seconds_of([&] {
-    const Store store = c10::make_intrusive<c10d::HashStore>();
-    test::on_each_thread(2, [&](int rank) {
-      // Otherwise one thread of torch's would run the backward passes of both, one after the other.
-      c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
-      const Backend gloo = make_gloo(store, rank, 2, test::kLong);
-      const RankGroup group(c10::make_intrusive<ThroughHost>(gloo), kDevice, nullptr, gloo);
-      const std::int64_t begin = rank == 0 ? 0 : first, count = rank == 0 ? first : tokens - first;
-      PieceTokens own = which;
-      if (which.key_mask.defined()) own.key_mask = which.key_mask.narrow(1, begin, count);
-      const Pieces pieces(group, count, own);
-      found[static_cast<std::size_t>(rank)] =
-          whole.piece(begin, count).run([&](const auto& q, const auto& k, const auto& v) {
-            return attention(q, k, v, c.call, pieces);
-          });
-    });
-  });
+  const double split = seconds_of([&] { found = in_pieces(c, whole, which, first); });
   const double tolerance = c.type == at::kFloat ? 2e-5 : 1e-2;
+  const std::int64_t near = std::max<std::int64_t>(first - kNear, 0);
+  const std::int64_t near_count = std::min(first + kNear, tokens) - near;
   std::string errors;
   for (std::size_t i = 0; i < kNames.size(); ++i) {
-    const at::Tensor both = at::cat({found[0][i], found[1][i]}, 2).to(at::kFloat);
-    const at::Tensor truth = expected[i].to(at::kFloat);
-    const double error = ((both - truth).norm() / truth.norm()).item<double>();
+    const at::Tensor both = at::cat({found[0][i], found[1][i]}, 2);
+    const double error = relative_error(both, expected[i]);
     EXPECT_LE(error, tolerance) << c.name << ' ' << kNames[i];
+    // In a long sequence a block that is wrong would not show.
+    EXPECT_LE(
+        relative_error(both.narrow(2, near, near_count), expected[i].narrow(2, near, near_count)),
+        2 * tolerance)
+        << c.name << ' ' << kNames[i] << " near the border";
     errors += fmt::format(" {} {:.1e}", kNames[i], error);
   }
   fmt::print("{}, {} tokens: relative errors{}; {:.1f} ms, uncut {:.1f} ms\n", c.name, tokens,
              errors, 1e3 * split, 1e3 * unsplit);
+  if (!twice) return;
+  const std::array<Results, 2> again = in_pieces(c, whole, which, first);
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    for (std::size_t i = 0; i < kNames.size(); ++i) {
+      EXPECT_TRUE(at::equal(found[rank][i], again[rank][i])) << c.name << ' ' << kNames[i];
+    }
+  }
 }
 
 std::vector<Case> cases() {
@@ -200,7 +236,11 @@ std::vector<Case> cases() {
           {"lln masked", lln, at::kBFloat16, "mask"},
           {"lln+diag64 masked", both, at::kBFloat16, "mask"},
           {"lln+diag64 causal masked", causal_both, at::kBFloat16, "mask"},
+          {"lln matched, masked", matched, at::kBFloat16, "mask"},
+          {"lln+diag64 lengths", both, at::kBFloat16, "lengths"},
+          {"lln causal lengths", causal, at::kBFloat16, "lengths"},
           {"lln packed", lln, at::kBFloat16, "packed"},
+          {"lln matched, packed", matched, at::kBFloat16, "packed"},
           {"lln causal packed", causal, at::kBFloat16, "packed"}};
 }
 
@@ -212,11 +252,13 @@ TEST_F(SequenceOnDevice, TwoPiecesOfHalfAMillionTokens) {
 }
 
 TEST_F(SequenceOnDevice, UnevenPieces) {
+  constexpr std::int64_t kTokens = 20000;
   for (const Case& c : cases()) {
-    const std::int64_t first = (c.tokens == "mask" ? kFirstKey : 0) + 4096;
+    const std::int64_t middle = (c.tokens == "mask" ? kFirstKey : 0) + 4096;
     for (const std::int64_t heads_k : {4, 2}) {
-      expect_like_whole(c, 20000, first, heads_k);
-      if (c.tokens == "all") expect_like_whole(c, 20000, 20000, heads_k);
+      expect_like_whole(c, kTokens, middle, heads_k, /*twice=*/true);
+      expect_like_whole(c, kTokens, 0, heads_k);  // one of them has nothing
+      expect_like_whole(c, kTokens, kTokens, heads_k);
     }
   }
 }
@@ -249,10 +291,8 @@ TEST_F(SequenceOnDevice, NcclOfOneRank) {
       return attention(q, k, v, c.call, pieces);
     });
     for (std::size_t i = 0; i < kNames.size(); ++i) {
-      const double error =
-          ((found[i] - expected[i]).to(at::kFloat).norm() / expected[i].to(at::kFloat).norm())
-              .item<double>();
-      EXPECT_LE(error, c.type == at::kFloat ? 2e-5 : 1e-2) << c.name << ' ' << kNames[i];
+      EXPECT_LE(relative_error(found[i], expected[i]), c.type == at::kFloat ? 2e-5 : 1e-2)
+          << c.name << ' ' << kNames[i];
     }
   }
 }
