@@ -3,11 +3,13 @@
 SPDX-License-Identifier: Apache-2.0
 """
 
+import functools
 import math
 import statistics
 from dataclasses import dataclass, field
 
-from harness.record import Records
+from harness import plan
+from harness.record import Records, rounded
 
 # Attentions whose own matrix the instruments measure; of others they say what softmax would make of
 # the same queries and keys.
@@ -64,16 +66,29 @@ class Cell:
         """What a reader must know besides the number."""
         found = []
         cut = [r for r in self.records if r["cut"]]
-        if cut:
+        costs = [r for r in cut if "cost" in r]
+        if costs:
+            found.append(f"cut short after {len(costs[0]['cost'])} lengths")
+        elif cut:
             where = " and ".join(str(r.get("final_step") or r.get("step", 0)) for r in cut)
             steps = cut[0].get("steps", "?")
             found.append(f"cut short: step {where} of {steps}")
+        for later in (r["later"] for r in self.records if "later" in r):
+            how = "cut short" if later["status"] == "cut" else "failed"
+            said = first_line(later.get("message", ""))
+            found.append(f"after the training, {later['stage']} {how}" + (said and f": {said}"))
         for status, words in (("not_finite", "not finite"), ("failed", "failed")):
             bad = [r for r in self.records if r["status"] == status]
             if bad:
                 said = first_line(bad[0].get("message", ""))
                 found.append(f"{len(bad)} of {len(self.records)} runs {words}: {said}")
+        if self.row.get("note"):
+            found.append(self.row["note"])
         return "; ".join(found)
+
+    @property
+    def cut(self):
+        return any(r["cut"] for r in self.records)
 
 
 def first_line(text):
@@ -89,20 +104,22 @@ class Results:
     """The records of an experiment, in the order of its plan. Those of other settings than the
     plan's say nothing about it and are left out; how many is said."""
 
-    def __init__(self, experiment, folder):
+    def __init__(self, experiment, folder, records=None):
         self.experiment = experiment
         self.cells, self.stale, self.planned = {}, 0, len(experiment.jobs)
-        lines = Records(folder / experiment.name / "records.jsonl").lines
-        from harness.record import rounded
-
+        lines = Records((records or folder) / experiment.name / "records.jsonl").lines
+        others = functools.cache(lambda name: plan.read(name, folder))
         for job in experiment.jobs:
             key = (job.part, job.row)
             part, row = experiment.part(job.part), experiment.row(job.row)
             cell = self.cells.setdefault(key, Cell(part, row))
             found = lines.pop(job.key, None)
-            if found and found["settings"] == rounded(job.settings):
+            if found is None:
+                continue
+            mark = rounded({"settings": job.settings, **plan.origins(job, others)})
+            if all(found.get(key) == mark.get(key) for key in plan.MARKS):
                 cell.records.append(found)
-            elif found:
+            else:
                 self.stale += 1
         self.stale += len(lines)
 

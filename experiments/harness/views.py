@@ -89,7 +89,7 @@ def concentration(cells):
     """How steady the training was, and how the heads concentrate at its end."""
 
     def norm(which):
-        return lambda r: r["gradient_norm"][which] if r.get("gradient_norm") else None
+        return lambda r: (r.get("gradient_norm_after_warmup") or {}).get(which)
 
     head = [
         "attention",
@@ -437,11 +437,11 @@ def section(results):
             blocks.append(Text(experiment.table[key]))
     blocks.append(Code(command(experiment)))
     records = results.records
+    stale = f"; {results.stale} records of other settings are left out" if results.stale else ""
     if not records:
-        return [*blocks, Text(f"**Not run yet** ({runs(results.planned)}).")]
+        return [*blocks, Text(f"**Not run yet** ({runs(results.planned)}){stale}.")]
     left = results.planned - len(records)
     state = f"{len(records)} of {runs(results.planned)}" if left else runs(len(records))
-    stale = f"; {results.stale} records of other settings are left out" if results.stale else ""
     by = "; ".join(f"{text} ({runs(count)})" for text, count in machines(records))
     blocks.append(Text(f"{state}{stale}. {by}.", small=True))
     return [*blocks, *view_of(results)(results)]

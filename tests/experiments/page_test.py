@@ -17,7 +17,7 @@ from small_experiment import ROOT, WORDS, Scratch
 import page
 from harness import analysis, document, figures, plan, record, summary, views
 
-SETTINGS = {"data.task": "mlm", "train.steps": 400}
+SETTINGS = {"data.task": "mlm", "train.steps": 400, "train.warmup": 40}
 
 
 def run(row, seed, loss, **more):
@@ -56,7 +56,7 @@ def run(row, seed, loss, **more):
         "best_step": 300,
         "curve": [[200, 5.0], [400, loss]],
         "spikes": 2,
-        "gradient_norm": {"median": 0.5, "p99": 1.5, "max": 2.5},
+        "gradient_norm_after_warmup": {"median": 0.5, "p99": 1.5, "max": 2.5},
         "tokens_per_second": 123456.0,
         "rows_per_second": 100.0,
         "memory_bytes": 4.5e9,
@@ -161,6 +161,9 @@ class Page(Pages):
             final={"accuracy": 0.8125, "loss": 1.0},
         )
         tuned["settings"]["data.task"] = "sst2"
+        self.assertIn("(2 runs); 1 records of other settings", self.page(tuned, name="tuned"))
+        source = {"experiment": "words", "row": "diag", "seed": 0}
+        tuned["start_from"] = {**source, "settings": run("diag", 0, 0.0)["settings"]}
         text = self.page(tuned, name="tuned")
         self.assertIn(
             "| attention | sst2: accuracy, % |\n| --- | --- |\n| nothing learned | 50.0 |\n"
