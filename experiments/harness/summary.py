@@ -12,8 +12,8 @@ from harness import plan
 from harness.record import Records, rounded
 
 # Attentions whose own matrix the instruments measure; of others they say what softmax would make of
-# the same queries and keys.
-MEASURED = ("softmax", "lln", "elu", "relu", "power", "quadratic", "linear", "performer")
+# the same queries and keys. Of Diag it is the blocks.
+MEASURED = ("diag", "softmax", "lln", "elu", "relu", "power", "quadratic", "linear", "performer")
 
 
 @dataclass
@@ -55,12 +55,22 @@ class Cell:
             value = record["instruments"][-1].get(name) if record.get("instruments") else None
             return value[0] if isinstance(value, list) else value
 
-        return self.mean_of(last) if self.measured else None
+        # Blocks that do not see each other have no gap.
+        known = self.measured and not (name == "gap" and self.attention == "diag")
+        return self.mean_of(last) if known else None
+
+    @property
+    def attention(self):
+        return self.good[0]["settings"].get("attention.name", "") if self.good else ""
 
     @property
     def measured(self):
-        name = self.good[0]["settings"].get("attention.name", "") if self.good else ""
-        return name.removesuffix("+diag") in MEASURED
+        return self.attention.removesuffix("+diag") in MEASURED
+
+    @property
+    def alone(self):
+        """Those with a result whose times mean something."""
+        return [r for r in self.good if alone(r)]
 
     def marks(self):
         """What a reader must know besides the number."""
@@ -89,6 +99,11 @@ class Cell:
     @property
     def cut(self):
         return any(r["cut"] for r in self.records)
+
+
+def alone(record):
+    """Whether it had the machine for itself."""
+    return record["jobs"] == 1
 
 
 def first_line(text):
@@ -152,6 +167,19 @@ def spearman(xs, ys):
     top = sum((x - ma) * (y - mb) for x, y in zip(a, b, strict=True))
     bottom = math.sqrt(sum((x - ma) ** 2 for x in a) * sum((y - mb) ** 2 for y in b))
     return top / bottom if bottom else None
+
+
+# The least |rho| that has p < 0.05 (two-sided) by n; from 31 on the normal approximation.
+LEAST = """1.000 .886 .786 .738 .700 .648 .618 .587 .560 .538 .521 .503 .485 .472 .460 .447 .435
+.425 .415 .406 .398 .390 .382 .375 .368 .362"""
+CRITICAL = {n: float(text) for n, text in enumerate(LEAST.split(), 5)}
+
+
+def critical(count):
+    """None where no correlation of so few points can be told from chance."""
+    if count < min(CRITICAL):
+        return None
+    return CRITICAL.get(count) or 1.96 / math.sqrt(count - 1)
 
 
 def ranks(values):

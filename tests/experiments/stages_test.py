@@ -141,7 +141,7 @@ class Early(Runs):
         self.assertIn("its folder cannot be read: JSONDecodeError", one["message"])
 
     def test_an_exception_ends_the_children(self):
-        # The first that ends cannot be recorded, and the other one is in the middle of its training.
+        # The first that ends cannot be recorded; the other one is in the middle of its training.
         self.write("words", WORDS.replace('name=lln+diag"', 'name=lln+diag", "fake.sleep=60"'))
         (self.folder / "words/.records.jsonl.part").mkdir()
         words = self.words("words", "--jobs", "2", "--seeds", "0")
