@@ -15,7 +15,7 @@ FOLDER = pathlib.Path(__file__).resolve().parent
 ROOT = FOLDER.parent
 sys.path.insert(0, str(FOLDER))
 
-from harness import analysis, document, plan, views  # noqa: E402
+from harness import analysis, document, overview, plan, views  # noqa: E402
 from harness.document import Heading, Picture, Text  # noqa: E402
 from harness.record import SPIKE_BEFORE, SPIKE_DEVIATIONS, SPIKE_SHARE  # noqa: E402
 from harness.summary import Results  # noqa: E402
@@ -50,19 +50,21 @@ revision, machine, wall time, curves, instruments) by `{REGENERATE}`, and a test
 minutes on one H200, and what was cut short is marked with a star."""
 READING = f"""
 **How to read the tables.** A result is that of the last evaluation, on data that was not trained
-on; nothing is chosen by it. ± is the standard deviation over seeds, behind it in brackets their
-number; a seed changes the initial weights, the order of the data and all that is random. "Nothing
-learned" is what the most frequent answer, or the frequency of tokens, gives. Speeds are those of
-runs that had the machine for themselves. Spikes count means of 10 to 20 training losses that lie
-above the median of {SPIKES}. Entropy, gap and log-variance are means over
-layers and heads at the end of the training ([instruments.md](instruments.md)); attentions whose own
-matrix the instruments do not measure have none."""
+on; nothing is chosen by it. What starts from a training, or reads it (fine-tuning, calibration,
+other data, generated texts), takes its last checkpoint, too. ± is the standard deviation over
+seeds, behind it in brackets their number; a seed changes the initial weights, the order of the data
+and all that is random. "Nothing learned" is what the most frequent answer, or the frequency of
+tokens, gives. Times and speeds are those of runs that had the machine for themselves. Spikes count
+means of 10 to 20 training losses that lie above the median of {SPIKES}.
+Entropy, gap and log-variance are means over layers and heads at the end of the training
+([instruments.md](instruments.md)); attentions whose own matrix the instruments do not measure have
+none."""
 
 
 def blocks(folder=FOLDER, records=None):
     names = plan.names(folder)
     results = [Results(plan.read(name, folder), folder, records) for name in names]
-    made = [Heading(1, TITLE), Text(ABOUT), Text(READING)]
+    made = [Heading(1, TITLE), Text(ABOUT), *overview.blocks(results, GROUPS), Text(READING)]
     groups = sorted({r.experiment.table["group"] for r in results})
     for group in groups:
         made.append(Heading(2, f"{group}. {GROUPS[group]}"))

@@ -331,7 +331,9 @@ def prediction(all_results):
             "what is lost. 1 would mean that rows that are farther from softmax are always worse, "
             "0 that it says nothing. Rows with Diag are measured against softmax + Diag, those "
             "without against softmax. The last column is how large it must be, up or down, to be "
-            "told from chance (p < 0.05, two-sided): with fewer than 5 points nothing can."
+            "told from chance (p < 0.05, two-sided): with fewer than 5 points nothing can. It "
+            "holds for one test of rows that are independent; here there are several tests, and "
+            "rows resemble each other."
         )
     )
     head = ["instrument", "rows", "points", "rank correlation", "p < 0.05 from"]

@@ -245,7 +245,7 @@ def prediction(points, correlations):
             continue
         rho = correlations[label]
         text = f"{label}: distance from softmax's"
-        text += f" (rank correlation {rho:.2f})" if rho is not None else ""
+        text += f" (rho {rho:.2f})" if rho is not None else ""
         series = []
         for name in names:
             own = [point for point in rows if point[0] == name]

@@ -199,6 +199,29 @@ class Analysis(Pages):
         for point, share in zip(found, [0.2, 1 / 3, 0.0], strict=True):
             self.assertAlmostEqual(point[2], share)
 
+    def test_the_beginning_says_what_there_is(self):
+        rows = ("softmax+diag", "lln+diag-entropy", "diag")
+        text = "".join(f'[[row]]\nname = "{n}"\nset = ["attention.name={n}"]\n' for n in rows)
+        self.write("language", 'title = "Language"\ngroup = 1\n' + text)
+        config = (self.folder / "words/config.toml").read_text(encoding="utf-8")
+        (self.folder / "language/config.toml").write_text(config, encoding="utf-8")
+        own = [run(row, 0, loss) for row, loss in zip(rows, (3.0, 3.3, 3.4), strict=True)]
+        own = [{**r, "experiment": "language"} for r in own]
+        text = " ".join(self.page(*own, name="language").split())
+        # Three rows of language, three runs of words, two of tuned.
+        self.assertIn("**3 of 8 planned runs have a record.**", text)
+        self.assertIn("Diag 3.000 (one seed), LLN (entropy) + Diag 3.300 (one seed)", text)
+        self.assertIn("LLN adds to Diag 25% of what softmax adds", text)
+        self.assertIn("| 1. Language | 8 | 3 | 0 | 0 |", text)
+        own[1].update(cut=True, status="cut")
+        text = self.page(*own, name="language")
+        self.assertNotIn("LLN adds to Diag", text)
+        self.assertIn("softmax + Diag 3.000 (one seed), Diag alone 3.400 (one seed)", text)
+        self.assertIn("| 1. Language | 8 | 3 | 1 | 0 |", text)
+        # The small scale is no result.
+        self.write("words", WORDS.replace("group = 1", "group = 9"))
+        self.assertIn("**3 of 5 planned runs", self.page(*own, name="language"))
+
     def test_critical_correlations(self):
         """Those of few points, by all orders that there are."""
         for count in (5, 6, 7):
