@@ -349,9 +349,10 @@ def equal_time(results):
     rows = []
     for part in results.experiment.parts:
         cells = [c for c in results.rows(part["name"]) if c.good]
-        common = min((training_seconds(r) for c in cells for r in c.alone), default=None)
+        timed = {c.row["name"]: [r for r in c.alone if r.get("rows_per_second")] for c in cells}
+        common = min((training_seconds(r) for own in timed.values() for r in own), default=None)
         for cell in cells:
-            own = [r for r in cell.alone if r.get("rows_per_second")]
+            own = timed[cell.row["name"]]
             per_step = mean_or_none(1000 * r["batch"] / r["rows_per_second"] for r in own)
             then = mean_or_none(loss_at(r, common) for r in own)
             rows.append(

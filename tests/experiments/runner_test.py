@@ -235,6 +235,12 @@ class Runner(Scratch):
         self.assertIn("differs", said)
         self.assertIn("1 of them not as recorded", said)
         self.assertEqual(self.records("words"), before)
+        # What was cut is no result that a whole run could repeat.
+        before[1].update(status="cut", cut=True)
+        path.write_text("".join(json.dumps(r) + "\n" for r in before), encoding="utf-8")
+        self.assertIn("2 runs, 0 of them not as recorded", self.run_it("words", "--check").stdout)
+        before[1].update(status="finished", cut=False)
+        path.write_text("".join(json.dumps(r) + "\n" for r in before), encoding="utf-8")
         failed = self.run_it("words", "--check", "--set", "fake.exit=3", expect=1).stdout
         self.assertIn("3 of them not as recorded", failed)
 
