@@ -3,7 +3,6 @@
 SPDX-License-Identifier: Apache-2.0
 """
 
-import dataclasses
 import math
 import pathlib
 import sys
@@ -233,12 +232,24 @@ def equal_time(results):
     )
 
 
+def marks_of(groups):
+    """{"experiment, with Diag": style}: a colour and a symbol for each experiment, hollow without
+    Diag. Points alone, so that the legend has no line either."""
+    experiments = list(dict.fromkeys(group.partition(",")[0] for group in groups))
+    colours = list(dict.fromkeys(style.color for style in STYLES))
+    symbols = list(plot.SYMBOLS)
+    found = {}
+    for group in groups:
+        i = experiments.index(group.partition(",")[0])
+        colour, symbol = colours[i % len(colours)], symbols[i % len(symbols)]
+        found[group] = plot.Style(colour, symbol, width=0, hollow="without" in group)
+    return found
+
+
 def prediction(points, correlations):
     """points: {panel: [(group, distance, lost, row)]}."""
     names = list(dict.fromkeys(point[0] for rows in points.values() for point in rows))
-    # Points alone: no line in the legend either.
-    styles = [dataclasses.replace(style, width=0) for style in STYLES]
-    legend = {name: (name, styles[i % len(styles)]) for i, name in enumerate(names)}
+    legend = {name: (name, style) for name, style in marks_of(names).items()}
     panels = []
     for label, rows in points.items():
         if not rows:

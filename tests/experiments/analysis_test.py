@@ -222,6 +222,12 @@ class Analysis(Pages):
         self.write("words", WORDS.replace("group = 1", "group = 9"))
         self.assertIn("**3 of 5 planned runs", self.page(*own, name="language"))
 
+    def test_groups_have_marks_of_their_own(self):
+        groups = [f"e{i}, with{out} Diag" for i in range(12) for out in ("", "out")]
+        found = figures.marks_of(groups)
+        self.assertEqual(len({(s.color, s.symbol, s.hollow) for s in found.values()}), 24)
+        self.assertEqual({s.width for s in found.values()}, {0})
+
     def test_critical_correlations(self):
         """Those of few points, by all orders that there are."""
         for count in (5, 6, 7):
