@@ -33,6 +33,7 @@ class Series:
     points: list  # (x, y)
     line: bool = True
     symbols: bool = True
+    names: list = field(default_factory=list)  # of its points, where they have room
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,10 @@ def draw_series(series, style, panel, width):
         parts.append(f'<path d="M{"L".join(f"{x:.1f},{y:.1f}" for x, y in at)}" {stroke(style)}/>')
     if style.symbol and series.symbols:
         parts += [symbol(x, y, style) for x, y in at]
+    for (x, y), name in zip(at, series.names, strict=False):
+        # On the side that has room.
+        x, side = (x - 7, "end") if x > width / 2 else (x + 7, "start")
+        parts.append(text(x, y + 4, name, 11, SOFT, side))
     return parts
 
 

@@ -8,8 +8,8 @@ import math
 
 from harness import figures
 from harness.document import Heading, Table, Text
-from harness.numbers import NONE, fixed, mean, plain, result, star, value
-from harness.summary import spearman
+from harness.numbers import NONE, fixed, mean, plain, result, value
+from harness.summary import critical, spearman
 from harness.views import label, part_label
 
 # (what changes, row before, row after), rows of the setting of masked words: language, ablation and
@@ -76,24 +76,46 @@ def joint_spread(a, b):
     return math.sqrt(sum(s * s / n for s, n in parts))
 
 
+def difference(a, b, scale, digits):
+    """[b - a, its error] as texts; of what was cut short there is none."""
+    if a.cut or b.cut:
+        return [NONE, NONE]
+    spread, change = joint_spread(a, b), b.mean() - a.mean()
+    error = NONE if spread is None else f"± {scale * spread:.{digits}f}"
+    return [f"{scale * change:+.{digits}f}", error]
+
+
+def verdict(ours, theirs, metric):
+    """What can be said of ours: nothing of what was cut, little of one seed."""
+    if ours.cut or theirs.cut:
+        return NONE
+    spread, change = joint_spread(ours, theirs), ours.mean() - theirs.mean()
+    if change == 0:
+        return "equal"
+    if spread is None:
+        return "one seed"
+    if abs(change) < 2 * spread:
+        return "no difference beyond the spread"
+    return "loses" if (change > 0) == (metric == "loss") else "wins"
+
+
+def share_added(all_results):
+    """What LLN adds to Diag as a share of what softmax adds: (softmax, LLN, share), or nothing."""
+    cells = [find_row(all_results, r) for r in ("diag", THEIRS, "lln+diag-entropy")]
+    if any(c is None or c.cut for c in cells) or cells[0].mean() <= cells[1].mean():
+        return None
+    diag, soft, ours = (c.mean() for c in cells)
+    return diag - soft, diag - ours, (diag - ours) / (diag - soft)
+
+
 def worth(all_results):
     rows = []
     for what, before, after in WORTH:
         a, b = find_row(all_results, before), find_row(all_results, after)
         if a is None or b is None:
             continue
-        spread = joint_spread(a, b)
-        change = b.mean() - a.mean()
-        rows.append(
-            [
-                what,
-                mean(a),
-                mean(b),
-                f"{change:+.3f}",
-                NONE if spread is None else f"± {spread:.3f}",
-                f"{len(a.good)}, {len(b.good)}",
-            ]
-        )
+        shown = difference(a, b, 1, 3)
+        rows.append([what, mean(a), mean(b), *shown, f"{len(a.good)}, {len(b.good)}"])
     blocks = [Heading(3, "What each component is worth")]
     if not rows:
         return [*blocks, Text("**Not run yet**: it is made of the rows above.")]
@@ -115,13 +137,11 @@ def worth(all_results):
             {0} if found else set(),
         ),
     ]
-    diag, soft, ours = (find_row(all_results, r) for r in ("diag", THEIRS, "lln+diag-entropy"))
-    if diag and soft and ours and diag.mean() > soft.mean():
-        share = (diag.mean() - ours.mean()) / (diag.mean() - soft.mean())
+    if found := share_added(all_results):
         blocks.append(
             Text(
-                f"Of what softmax adds to Diag ({diag.mean() - soft.mean():.3f}), LLN (entropy) "
-                f"adds {diag.mean() - ours.mean():.3f}: {100 * share:.0f}%."
+                f"Of what softmax adds to Diag ({found[0]:.3f}), LLN (entropy) adds "
+                f"{found[1]:.3f}: {100 * found[2]:.0f}%."
             )
         )
     return blocks
@@ -135,7 +155,9 @@ def sweeps(all_results):
         cells = [(number, cell) for number, cell in cells if cell]
         if len(cells) < 2:
             continue
-        lines.append((varied, name, [(number, cell.mean()) for number, cell in cells]))
+        drawn = [(number, cell.mean()) for number, cell in cells if not cell.cut]
+        if drawn:
+            lines.append((varied, name, drawn))
         for number, cell in cells:
             spikes = cell.mean_of(lambda r: r.get("spikes"))
             shown = [result(cell), plain(spikes), fixed(cell.instrument("entropy"))]
@@ -158,7 +180,7 @@ def sweeps(all_results):
         text = f"nothing learned: {found[2]}"
         rows.insert(0, ["any", text, NONE, value("loss", found[1]), *[NONE] * 4])
     blocks.append(Table(head, rows, {0} if found else set()))
-    return [*blocks, figures.sweeps(lines)]
+    return [*blocks, figures.sweeps(lines)] if lines else blocks
 
 
 def chance_of(all_results):
@@ -181,12 +203,7 @@ def losses(all_results):
             if not ours or not theirs or not theirs.good:
                 continue
             metric, chance, _ = results.chance(part["name"])
-            spread, change = joint_spread(ours, theirs), ours.mean() - theirs.mean()
-            scale = 1 if metric == "loss" else 100
-            digits = 3 if metric == "loss" else 1
-            verdict = "loses" if (change > 0) == (metric == "loss") else "wins"
-            if spread is not None and abs(change) < 2 * spread:
-                verdict = "no difference beyond the spread"
+            form = (1, 3) if metric == "loss" else (100, 1)
             title = results.experiment.table["title"]
             rows.append(
                 [
@@ -196,10 +213,9 @@ def losses(all_results):
                     value(metric, chance),
                     mean(ours),
                     mean(theirs),
-                    f"{scale * change:+.{digits}f}",
-                    NONE if spread is None else f"± {scale * spread:.{digits}f}",
+                    *difference(theirs, ours, *form),
                     f"{len(ours.good)}, {len(theirs.good)}",
-                    verdict,
+                    verdict(ours, theirs, metric),
                 ]
             )
     blocks = [Heading(3, "Limits: LLN + Diag against softmax + Diag")]
@@ -224,8 +240,8 @@ def losses(all_results):
         *blocks,
         Text(
             "Everywhere where both were trained, whichever is better. The error is that of the "
-            "difference of means over seeds; without one there is one seed, and small "
-            "differences say nothing."
+            "difference of means over seeds; without one there is one seed, and nothing is said "
+            "of who wins. What was cut short has no difference."
         ),
         Table(head, rows),
     ]
@@ -236,34 +252,61 @@ def lost(metric, number, best, chance):
     return (number - best) / (chance - best)
 
 
+def of_setting(all_results, results, part):
+    """The whole trainings of one setting: those of a part, or of all experiments that share it."""
+    sharing = results.experiment.name in ONE_SETTING and not part
+    own = [r for r in all_results if r.experiment.name in ONE_SETTING] if sharing else [results]
+    return [c for r in own for c in r.rows(part) if c.good and not c.cut]
+
+
 def distances(all_results):
-    """{panel: [(experiment, distance from softmax, share lost)]}."""
+    """{panel: [(group, distance from softmax, share lost, row)]}. Rows with Diag are compared with
+    softmax + Diag, those without with softmax; Diag alone has no long-range part to compare."""
     found = {name: [] for name in DISTANCES}
     for results in all_results:
         for part in results.experiment.parts:
-            cells = [c for c in results.rows(part["name"]) if c.good and c.instrument("entropy")]
-            cells = [c for c in cells if not star(c)]  # of another budget
-            by_name = {c.row["name"]: c for c in cells}
-            reference = by_name.get("softmax+diag") or by_name.get("softmax")
-            if reference is None and results.experiment.name in ONE_SETTING:
-                reference = find_row(all_results, "softmax+diag")
             chance = results.chance(part["name"])
-            if reference is None or chance is None or len(cells) < 3:
+            setting = of_setting(all_results, results, part["name"])
+            if chance is None or not setting:
                 continue
-            metric = chance[0]
-            best = (min if metric == "loss" else max)(c.mean() for c in cells)
+            best = (min if chance[0] == "loss" else max)(c.mean() for c in setting)
             if math.isclose(best, chance[1]):
                 continue
-            for cell in cells:
-                if cell is reference:
+            for cell in results.rows(part["name"]):
+                if not comparable(cell) or repeated(cell, setting):
                     continue
-                share = lost(metric, cell.mean(), best, chance[1])
+                reference = softmax_like(cell, setting)
+                if reference is None or cell is reference:
+                    continue
+                group = f"{results.experiment.name}, with{'' if has_diag(cell) else 'out'} Diag"
+                share = lost(chance[0], cell.mean(), best, chance[1])
                 limit = cell.instrument("entropy_limit")
                 for name, (key, distance) in DISTANCES.items():
                     a, b = cell.instrument(key), reference.instrument(key)
                     if a and b:
-                        found[name].append((results.experiment.name, distance(a, b, limit), share))
+                        found[name].append((group, distance(a, b, limit), share, cell.row["name"]))
     return found
+
+
+def comparable(cell):
+    known = cell.good and not cell.cut and cell.attention != "diag"
+    return bool(known and cell.instrument("entropy"))
+
+
+def repeated(cell, setting):
+    """Whether another experiment has the same row with more seeds, or had it before."""
+    same = [c for c in setting if c.row["name"] == cell.row["name"]]
+    return cell is not max(same, key=lambda c: len(c.good))
+
+
+def has_diag(cell):
+    return cell.attention.endswith("+diag")
+
+
+def softmax_like(cell, setting):
+    wanted = "softmax+diag" if has_diag(cell) else "softmax"
+    found = [c for c in setting if c.row["name"] == wanted and comparable(c)]
+    return max(found, key=lambda c: len(c.good), default=None)
 
 
 def prediction(all_results):
@@ -273,22 +316,28 @@ def prediction(all_results):
         return [*blocks, Text("**Not run yet**: it is made of all runs that have instruments.")]
     rows, correlations = [], {}
     for name, found in points.items():
-        correlations[name] = spearman([x for _, x, _ in found], [y for _, _, y in found])
-        own = {}
-        for experiment, x, y in found:
-            own.setdefault(experiment, []).append((x, y))
-        rows.append([name, "all", str(len(found)), correlation(correlations[name])])
-        for experiment, pairs in own.items():
-            rho = spearman([x for x, _ in pairs], [y for _, y in pairs])
-            rows.append([name, experiment, str(len(pairs)), correlation(rho)])
+        own = {"all": found}
+        for point in found:
+            own.setdefault(point[0], []).append(point)
+        for group, some in own.items():
+            rho = spearman([x for _, x, _, _ in some], [y for _, _, y, _ in some])
+            correlations.setdefault(name, rho)
+            least = critical(len(some))
+            needed = NONE if least is None else f"{least:.2f}"
+            rows.append([name, group, str(len(some)), correlation(rho), needed])
     blocks.append(
         Text(
             "Rank correlation (Spearman) between the distance of an instrument from softmax's and "
             "what is lost. 1 would mean that rows that are farther from softmax are always worse, "
-            "0 that it says nothing."
+            "0 that it says nothing. Rows with Diag are measured against softmax + Diag, those "
+            "without against softmax. The last column is how large it must be, up or down, to be "
+            "told from chance (p < 0.05, two-sided): with fewer than 5 points nothing can. It "
+            "holds for one test of rows that are independent; here there are several tests, and "
+            "rows resemble each other."
         )
     )
-    blocks.append(Table(["instrument", "experiment", "points", "rank correlation"], rows))
+    head = ["instrument", "rows", "points", "rank correlation", "p < 0.05 from"]
+    blocks.append(Table(head, rows))
     if picture := figures.prediction(points, correlations):
         blocks.append(picture)
     return blocks

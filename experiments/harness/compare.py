@@ -3,10 +3,12 @@
 SPDX-License-Identifier: Apache-2.0
 """
 
+import math
 from dataclasses import dataclass
 
-TOLERANCE = 0.02
-SECONDS = 300  # that a run of the small experiments may take
+TOLERANCE = 0.02  # of a loss, or of a share, where experiment.toml says nothing
+TIME_TOLERANCE = 0.5  # of a ratio of times, as a share of it
+SECONDS = 300  # that a run of the small experiments may take; others have the limit of all runs
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,7 @@ class Comparison:
     tolerance: float
     seconds: float
     why: str = ""
+    most_seconds: float = math.inf
 
     @property
     def fine(self):
@@ -31,7 +34,7 @@ class Comparison:
             return "no result"
         if abs(self.found - self.recorded) > self.tolerance:
             return "differs"
-        return "too slow" if self.seconds > SECONDS else ""
+        return "too slow" if self.seconds > self.most_seconds else ""
 
 
 def measure(record):
@@ -47,9 +50,11 @@ def measure(record):
 
 
 def tolerance_of(experiment, part, metric, recorded):
-    given = experiment.part(part).get("tolerance", experiment.table.get("tolerance", TOLERANCE))
+    times = metric.startswith("time")
+    usual = experiment.table.get("tolerance", TIME_TOLERANCE if times else TOLERANCE)
+    given = experiment.part(part).get("tolerance", usual)
     # Of times a share, since they are what they are.
-    return given * recorded if metric.startswith("time") and recorded else given
+    return given * recorded if times and recorded else given
 
 
 def comparison(experiment, job, recorded, found):
@@ -64,7 +69,8 @@ def comparison(experiment, job, recorded, found):
         why = found["status"]
     elif found["settings"] != recorded["settings"]:
         why = "the record is of other settings"
-    return Comparison(job.name, metric, before, now, tolerance, seconds, why)
+    most = SECONDS if experiment.table.get("view") == "smoke" else math.inf
+    return Comparison(job.name, metric, before, now, tolerance, seconds, why, most)
 
 
 def comparison_text(lines):

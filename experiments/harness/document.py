@@ -88,6 +88,7 @@ class Picture:
     name: str  # of the file beside the Markdown
     svg: str
     caption: str
+    alt: str = ""
 
 
 def anchor(text):
@@ -117,8 +118,8 @@ def markdown_block(block):
             lines = [block.head, ["---"] * len(block.head), *block.rows]
             return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
         case Picture():
-            name = block.name
-            return f"![{name.replace('_', ' ')}](pictures/{name}.svg)\n\n{filled(block.caption)}"
+            alt = block.alt or block.name.replace("_", " ")
+            return f"![{alt}](pictures/{block.name}.svg)\n\n{filled(block.caption)}"
     raise TypeError(block)
 
 
@@ -165,7 +166,10 @@ def html_block(block):
             return f'<div class="table"><table>\n<tr>{head}</tr>\n{body}\n</table></div>'
         case Picture():
             caption = inline(" ".join(block.caption.split()))
-            return f"<figure>\n{themed(block.svg)}<figcaption>{caption}</figcaption>\n</figure>"
+            svg = themed(block.svg).replace(
+                'role="img"', f'role="img" aria-label="{escape(block.alt)}"'
+            )
+            return f"<figure>\n{svg}<figcaption>{caption}</figcaption>\n</figure>"
     raise TypeError(block)
 
 

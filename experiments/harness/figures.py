@@ -26,6 +26,8 @@ STYLES = (
     plot.Style("#c27a00", "circle", "7 3", hollow=True),
 )
 MOST = 6  # lines of one panel that can be told apart
+NAMED = 12  # points of one panel whose names have room
+LEFT = 0.5  # of the way from chance to its end: then a training has left the plateau
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def legend_of(cells):
     }
 
 
-def panel(label, x_label, lines, y_zero=False):
+def panel(label, x_label, lines, y_zero=False, x_zero=True):
     """lines: [(key, points)]; none where there is nothing to draw."""
     lines = [(key, points) for key, points in lines if points]
     if not lines:
@@ -74,11 +76,24 @@ def panel(label, x_label, lines, y_zero=False):
     xs = [x for _, points in lines for x, _ in points]
     ys = [y for _, points in lines for _, y in points]
     series = [plot.Series(key, points) for key, points in lines]
-    return plot.Panel(linear(x_label, xs, zero=True), linear(label, ys, y_zero), series)
+    return plot.Panel(linear(x_label, xs, x_zero), linear(label, ys, y_zero), series)
 
 
 def picture(name, figure, caption):
-    return Picture(name, plot.draw(figure), caption)
+    shown = "; ".join(f"{p.y.label} against {p.x.label}" for p in figure.panels)
+    return Picture(name, plot.draw(figure), caption, f"{figure.title}: {shown}")
+
+
+def off_the_plateau(cells):
+    """The step at which all have come so far, or an earlier one that two more follow; which it
+    is."""
+    left, room = 0, math.inf
+    for cell in cells:
+        curve, chance = cell.good[0]["curve"], cell.good[0]["chance"]
+        way = LEFT * abs(curve[-1][1] - chance)
+        left = max(left, next(step for step, y in curve if abs(y - chance) >= way))
+        room = min(room, curve[-min(3, len(curve))][0])
+    return min(left, room), left <= room
 
 
 def file_name(results, what):
@@ -93,14 +108,17 @@ def training(results):
     metric = cells[0].metric
 
     def instrument(cell, name):
-        if not cell.measured:
+        if not cell.measured or (name == "gap" and cell.attention == "diag"):
             return []
         found = [(e["step"], e.get(name)) for e in cell.good[0].get("instruments", [])]
         return [(step, value[0]) for step, value in found if value is not None and step > 0]
 
-    panels = [
-        panel(f"Validation {metric}", "steps", [(c.row["name"], c.good[0]["curve"]) for c in cells])
+    first, all_left = off_the_plateau(cells)
+    curves = [
+        (c.row["name"], [(step, y) for step, y in c.good[0]["curve"] if step >= first])
+        for c in cells
     ]
+    panels = [panel(f"Validation {metric}", "steps", curves, x_zero=False)]
     for name, text in (
         ("entropy", "Entropy of rows, nats"),
         ("gap", "Spectral gap"),
@@ -115,10 +133,12 @@ def training(results):
     return picture(
         file_name(results, "training"),
         drawn,
-        "The first seed of the first rows of the table. It shows how fast each learns and how its "
-        "heads concentrate on the way (means over layers and heads, on one row of the validation "
-        "set; where the instruments cannot measure an attention itself, it has no line). It "
-        "does not show the spread over seeds, which is in the table, nor single heads.",
+        f"The first seed of the first rows of the table; the first panel begins at step {first}"
+        + (", where all have come half of the way from chance to their end" if all_left else "")
+        + ". It shows how fast each learns and how its heads concentrate on the way (means over "
+        "layers and heads, on one row of the validation set, of Diag of its blocks; where the "
+        "instruments cannot measure an attention itself, it has no line). It does not show the "
+        "spread over seeds, which is in the table, nor single heads.",
     )
 
 
@@ -154,7 +174,7 @@ def recall(results):
 
 
 def cost(results):
-    cells = [c for c in results.rows("") if c.good][: len(STYLES)]
+    cells = [c for c in results.rows("") if c.alone][: len(STYLES)]
     panels = []
     for key, label, text, scale in (
         ("step_ms", "Time of a step", plot.time_text, 1e-3),
@@ -162,7 +182,7 @@ def cost(results):
     ):
         lines = []
         for cell in cells:
-            points = [(p["tokens"], p[key] * scale) for p in cell.good[0]["cost"] if p.get(key)]
+            points = [(p["tokens"], p[key] * scale) for p in cell.alone[0]["cost"] if p.get(key)]
             lines.append((cell.row["name"], points))
         lines = [(k, p) for k, p in lines if p]
         if not lines:
@@ -191,7 +211,7 @@ def equal_time(results):
     for part in results.experiment.parts:
         lines = []
         for cell in results.rows(part["name"]):
-            for record in cell.good[:1]:
+            for record in cell.alone[:1]:
                 shown.setdefault(cell.row["name"], cell)
                 per_step = record["batch"] / record["rows_per_second"]
                 lines.append((cell.row["name"], [(s * per_step, y) for s, y in record["curve"]]))
@@ -212,24 +232,43 @@ def equal_time(results):
     )
 
 
+def marks_of(groups):
+    """{"experiment, with Diag": style}: a colour and a symbol for each experiment, hollow without
+    Diag. Points alone, so that the legend has no line either."""
+    experiments = list(dict.fromkeys(group.partition(",")[0] for group in groups))
+    colours = list(dict.fromkeys(style.color for style in STYLES))
+    symbols = list(plot.SYMBOLS)
+    found = {}
+    for group in groups:
+        i = experiments.index(group.partition(",")[0])
+        colour, symbol = colours[i % len(colours)], symbols[i % len(symbols)]
+        found[group] = plot.Style(colour, symbol, width=0, hollow="without" in group)
+    return found
+
+
 def prediction(points, correlations):
-    """points: {panel: [(experiment, distance, lost)]}."""
-    names = list(dict.fromkeys(name for rows in points.values() for name, _, _ in rows))
-    legend = {name: (name, STYLES[i % len(STYLES)]) for i, name in enumerate(names)}
+    """points: {panel: [(group, distance, lost, row)]}."""
+    names = list(dict.fromkeys(point[0] for rows in points.values() for point in rows))
+    legend = {name: (name, style) for name, style in marks_of(names).items()}
     panels = []
     for label, rows in points.items():
         if not rows:
             continue
         rho = correlations[label]
-        text = f"{label}: rank correlation {rho:.2f}" if rho is not None else label
-        series = [
-            plot.Series(name, [(x, y) for n, x, y in rows if n == name], line=False)
-            for name in names
-        ]
-        series = [s for s in series if s.points]
-        xs, ys = [x for _, x, _ in rows], [y for _, _, y in rows]
+        text = f"{label}: distance from softmax's"
+        text += f" (rho {rho:.2f})" if rho is not None else ""
+        series = []
+        for name in names:
+            own = [point for point in rows if point[0] == name]
+            few = [row for *_, row in own] if len(rows) <= NAMED else []
+            if own:
+                places = [(x, y) for _, x, y, _ in own]
+                series.append(plot.Series(name, places, line=False, names=few))
+        xs, ys = [point[1] for point in rows], [point[2] for point in rows]
         panels.append(
-            plot.Panel(linear("distance from softmax", xs, True), linear(text, ys, True), series)
+            plot.Panel(
+                linear(text, xs, True), linear("Share lost to the best row", ys, True), series
+            )
         )
     if not panels:
         return None
@@ -238,8 +277,8 @@ def prediction(points, correlations):
         plot.Figure("Do the instruments predict quality?", legend, panels),
         "Every point is a row of an experiment at the end of its training (means over seeds). To "
         "the right: how far its entropy (as a share of ln N), spectral gap or log-variance (as "
-        "the size of the logarithm of the ratio) is from that of softmax + Diag, or of softmax "
-        "where that is missing, in the same experiment. Upwards: what it loses to the best row, "
+        "the size of the logarithm of the ratio) is from that of softmax + Diag, or, for rows "
+        "without Diag, of softmax, in the same setting. Upwards: what it loses to the best row, "
         "as a share of the way from the best row to a model that learned nothing. It shows "
         "whether rows that concentrate as softmax does are better. It does not show causes, and "
         "points of one experiment are not independent of each other.",

@@ -31,7 +31,7 @@ def result(cell, count=True):
 
 
 def star(cell):
-    return " *" if any(r["cut"] for r in cell.records) else ""
+    return " *" if cell.cut else ""
 
 
 def mean(cell):

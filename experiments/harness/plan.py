@@ -14,6 +14,7 @@ import tomllib
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent
 KINDS = ("train", "cost")
+MARKS = ("settings", "start_from", "calibrated_by")  # what a record must share with its job
 NAME = re.compile(r"[a-z0-9][a-z0-9+._=-]*")
 SET = re.compile(r"[a-z][\w.]*=.*", re.DOTALL)
 
@@ -64,6 +65,7 @@ ROW_KEYS = {
     "calibrated": str,  # EXPERIMENT:ROW whose alpha and beta are frozen
     "seconds": int,
     "generate": list,
+    "note": str,  # a remark in the page
 }
 PUBLISHED_KEYS = {"label": str, "source": str, "values": dict}
 
@@ -284,6 +286,33 @@ def job_of(experiment, path, part, row, seed):
         evaluate_on=tuple(table.get("evaluate_on", ())),
         generate=tuple(row.get("generate", table.get("generate", ()))),
     )
+
+
+def source_job(job, experiments, wanted):
+    """The run that another one starts from: of the same seed where there is one."""
+    experiment, row = wanted
+    found = [j for j in experiments(experiment).jobs if j.row == row and not j.part]
+    if not found:
+        raise PlanError(
+            f"{job.experiment}: '{job.row}' starts from {experiment}:{row}, which is no row"
+        )
+    return next((j for j in found if j.seed == job.seed), found[0])
+
+
+def origins(job, experiments, extra=()):
+    """What a job starts from, with its settings, as records and finished runs have it."""
+    found = {}
+    for key, wanted in (("start_from", job.start), ("calibrated_by", job.calibration)):
+        if wanted:
+            source = source_job(job, experiments, wanted)
+            found[key] = {
+                "experiment": source.experiment,
+                "row": source.row,
+                "seed": source.seed,
+                "settings": {**source.settings, **parsed_sets(extra)},
+                **origins(source, experiments, extra),
+            }
+    return found
 
 
 def starting_points(folder=FOLDER):

@@ -92,7 +92,20 @@ def instruments(rows):
     return thinned(found, 12)
 
 
-def training(run):
+def norms(rows):
+    """Of the gradient, in the steps that were logged: every log_every-th."""
+    found = [row["gradient_norm"] for row in rows]
+    if not found:
+        return None
+    return {
+        "median": statistics.median(found),
+        "p99": quantile(found, 0.99),
+        "max": max(found),
+        "steps": len(found),
+    }
+
+
+def training(run, warmup=0):
     """What the folder of a run says, whole or cut short."""
     facts = json.loads((run / "run.json").read_text(encoding="utf-8"))
     lines = json_lines(run / "metrics.jsonl")
@@ -112,12 +125,7 @@ def training(run):
     record["curve"] = thinned([[e["step"], e["evaluation"][facts["metric"]]] for e in evaluated])
     record["train_loss"] = thinned([[row["step"], row["loss"]] for row in logged])
     if logged:
-        norms = [row["gradient_norm"] for row in logged]
-        record["gradient_norm"] = {
-            "median": statistics.median(norms),
-            "p99": quantile(norms, 0.99),
-            "max": max(norms),
-        }
+        record["gradient_norm_after_warmup"] = norms([r for r in logged if r["step"] > warmup])
         record["spikes"] = spikes([row["loss"] for row in logged])
         for key in ("tokens_per_second", "rows_per_second"):
             speeds = [row[key] for row in logged if row.get(key)]

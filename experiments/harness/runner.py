@@ -15,10 +15,13 @@ from dataclasses import dataclass, field
 
 from harness import plan
 from harness import record as records
+from harness.commands import checkpoints, run_folder, stages_of
 
 STOPPED, NOT_FINITE = 6, 7  # exit codes of lln train
 GRACE = 30  # seconds from SIGTERM to SIGKILL
 MESSAGE = 2000  # characters of a failure that are kept
+# In the folder of a run whose training came to its end: what it was trained with.
+MARKER = "trained.json"
 
 
 @dataclass
@@ -40,135 +43,19 @@ class Options:
     machine: dict = field(default_factory=dict)
 
 
-def run_folder(options, experiment, name):
-    return options.runs / experiment / name
-
-
-def has_checkpoint(folder):
-    return any(folder.glob("checkpoints/step-*/weights.safetensors"))
-
-
-def source_job(job, experiments, reference):
-    """The run that another one starts from: of the same seed where there is one."""
-    experiment, row = reference
-    found = [j for j in experiments(experiment).jobs if j.row == row and not j.part]
-    if not found:
-        raise LookupError(
-            f"{job.experiment}: '{job.row}' starts from {experiment}:{row}, which is no row"
-        )
-    return next((j for j in found if j.seed == job.seed), found[0])
-
-
-def common(options):
-    words = ["--device", options.device]
-    return words + (["--threads", str(options.threads)] if options.threads else [])
-
-
-def train_command(options, job, sources):
-    words = [
-        options.lln,
-        "train",
-        str(job.config),
-        "--run",
-        str(run_folder(options, job.experiment, job.name)),
-        *common(options),
-    ]
-    if options.data:
-        words += ["--data", str(options.data)]
-    sets = [*job.sets, *options.extra]
-    if job.start:
-        sets.append(f"train.start_from={run_folder(options, *sources[job.start])}")
-    if job.calibration:
-        sets.append(f"attention.calibration={calibration_file(options, job)}")
-    for text in sets:
-        words += ["--set", text]
-    return words
-
-
-def calibration_file(options, job):
-    return options.runs / job.experiment / f"{job.name}.calibration.json"
-
-
-def stages_of(options, job, sources):
-    """The commands of a job, one after another, each with its name."""
-    if job.kind == "cost":
-        words = [
-            options.lln,
-            "cost",
-            str(job.config),
-            *common(options),
-            "--json",
-            "--tokens",
-            ",".join(str(n) for n in job.tokens),
-        ]
-        if options.data:
-            words += ["--data", str(options.data)]
-        for text in [*job.sets, *options.extra]:
-            words += ["--set", text]
-        return [("cost", words)]
-    stages = []
-    run = str(run_folder(options, job.experiment, job.name))
-    if job.calibration:
-        source = str(run_folder(options, *sources[job.calibration]))
-        dump = str(calibration_file(options, job).with_suffix(".safetensors"))
-        stages += [
-            (
-                "dump",
-                [
-                    options.lln,
-                    "dump",
-                    source,
-                    "-o",
-                    dump,
-                    "--rows",
-                    "8",
-                    "--device",
-                    options.device,
-                ],
-            ),
-            (
-                "calibrate",
-                [options.lln, "calibrate", dump, "-o", str(calibration_file(options, job))],
-            ),
-        ]
-    stages.append(("train", train_command(options, job, sources)))
-    for folder in job.evaluate_on:
-        stages.append(
-            (
-                f"eval {folder}",
-                [
-                    options.lln,
-                    "eval",
-                    run,
-                    *common(options),
-                    "--data",
-                    str(options.data / folder),
-                    "--json",
-                ],
-            )
-        )
-    for tokens in job.generate:
-        stages.append(
-            (
-                f"generate {tokens}",
-                [options.lln, "generate", run, *common(options), "--tokens", str(tokens), "--json"],
-            )
-        )
-    return stages
-
-
 class Running:
     """A job in the middle of its stages."""
 
-    def __init__(self, options, job, sources):
-        self.options, self.job = options, job
+    def __init__(self, options, job, sources, origins):
+        self.options, self.job, self.origins = options, job, origins
         self.folder = run_folder(options, job.experiment, job.name)
         self.stages = stages_of(options, job, sources)
         self.begin = time.monotonic()
         self.outputs = {}  # stage -> what it printed, parsed
+        self.passed = []  # stages that ended well
         self.cut = ""  # what cut it short: the limit, or the total
         self.killed_at = 0.0
-        self.process = None
+        self.process, self.code = None, None
         if self.folder.exists():
             shutil.rmtree(self.folder)  # of a run that did not get to its record
         self.log = self.folder.with_name(self.folder.name + ".log")
@@ -178,7 +65,6 @@ class Running:
 
     def next_stage(self):
         self.stage, words = self.stages.pop(0)
-        self.stage_begin = time.monotonic()
         self.out = self.log.with_suffix(".out")
         with self.log.open("ab") as log, self.out.open("wb") as out:
             # A group of its own: Ctrl-C at the terminal is for the runner, which ends its children.
@@ -196,35 +82,51 @@ class Running:
         now = time.monotonic()
         if total_over:
             self.stop("total")
-        elif self.options.limit and now - self.stage_begin > self.options.limit:
+        elif self.options.limit and now - self.begin > self.options.limit:
             self.stop("limit")
         if self.cut and now > self.killed_at:
             self.process.kill()
 
     def ended(self):
         """Whether nothing is left to do; begins the next stage where one is."""
-        code = self.process.poll()
-        if code is None:
+        self.code = self.process.poll()
+        if self.code is None:
             return False
-        self.code = code
         # What `lln cost` measured before a failure counts, too.
         if self.stage not in ("train", "dump", "calibrate"):
             try:
                 self.outputs[self.stage] = json.loads(self.out.read_text(encoding="utf-8"))
             except json.JSONDecodeError:
                 self.outputs[self.stage] = None
-        if code != 0 or self.cut or not self.stages:
+        if self.code == 0:
+            self.passed.append(self.stage)
+            if self.stage == "train":
+                self.mark()
+            if any("failure" in point for point in cost_points(self.outputs.get(self.stage))):
+                self.stages.clear()  # greater lengths need more memory
+        if self.code != 0 or not self.stages:
+            return True
+        if self.cut:
+            self.stage = self.stages[0][0]  # it is this one that is missing
             return True
         self.next_stage()
         return False
+
+    def mark(self):
+        text = json.dumps(mark_of(self.job, self.options, self.origins))
+        part = self.folder / f".{MARKER}.part"
+        part.write_text(text, encoding="utf-8")
+        part.replace(self.folder / MARKER)
 
     def message(self):
         text = self.log.read_text(encoding="utf-8", errors="replace")
         printed = self.out.read_text(encoding="utf-8", errors="replace")
         lines = [line for line in (text + printed).splitlines() if line.strip()]
         told = [line for line in lines if line.startswith("lln: ") and "warning" not in line]
-        words = "\n".join(told or lines[-5:])
-        # Folders of the machine that it ran on are nobody's business.
+        return self.without_folders("\n".join(told or lines[-5:]))
+
+    def without_folders(self, words):
+        """Folders of the machine that it ran on are nobody's business."""
         for folder in (
             self.options.runs,
             self.options.data,
@@ -235,40 +137,59 @@ class Running:
                 words = words.replace(f"{folder}/", "").replace(str(folder), folder.name)
         return words[-MESSAGE:]
 
-    def status(self):
+    def state(self):
+        """Of the stage that was the last."""
+        if self.stage in self.passed:
+            return "finished"
         if self.cut:
             return "cut"
-        if self.code == 0:
-            return "finished"
         return "not_finite" if self.code == NOT_FINITE and self.stage == "train" else "failed"
 
-    def record(self):
+    def identity(self):
         job, options = self.job, self.options
-        found = {
+        return {
             "experiment": job.experiment,
             "part": job.part,
             "row": job.row,
             "seed": job.seed,
-            "status": self.status(),
-            "cut": bool(self.cut),
-            "cut_by": self.cut,
             "device": options.device,
             "machine": options.machine,
             "jobs": options.jobs,
             "revision": options.revision,
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "seconds": time.monotonic() - self.begin,
-            "settings": effective(job, options),
+            **mark_of(job, options, self.origins),
         }
-        if found["status"] in ("failed", "not_finite"):
-            found["stage"] = self.stage
-            found["message"] = self.message()
-        if job.kind == "cost":
-            printed = self.outputs.get("cost") or {}
-            found["cost"] = cost_points(printed)
-            found.update({key: printed[key] for key in ("torch", "version") if key in printed})
+
+    def record(self):
+        """Of a run whose folder cannot be read it is one of a failure, and says why."""
+        try:
+            return {**self.identity(), **self.outcome()}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            said = self.without_folders(f"{type(error).__name__}: {error}")
+            failed = {"status": "failed", "cut": False, "cut_by": "", "stage": "record"}
+            return {**self.identity(), **failed, "message": f"its folder cannot be read: {said}"}
+
+    def outcome(self):
+        """The state of the training, and apart from it that of what came later."""
+        state, later = self.state(), "train" in self.passed and self.stage != "train"
+        own = "finished" if later else state
+        found = {"status": own, "cut": own == "cut", "cut_by": self.cut if own == "cut" else ""}
+        place = {"stage": self.stage}
+        if state in ("failed", "not_finite"):
+            place["message"] = self.message()
+        if later and state != "finished":
+            found["later"] = {**place, "status": state, "cut_by": self.cut}
+        elif own in ("failed", "not_finite"):
+            found.update(place)
+        if self.job.kind == "cost":
+            printed = [p for p in self.outputs.values() if p]
+            found["cost"] = [point for p in printed for point in cost_points(p)]
+            for p in printed[:1]:
+                found.update({key: p[key] for key in ("torch", "version") if key in p})
         elif (self.folder / "run.json").exists():
-            found.update(records.training(self.folder))
+            warmup = effective(self.job, self.options).get("train.warmup", 0)
+            found.update(records.training(self.folder, warmup))
         for stage, printed in self.outputs.items():
             verb, _, what = stage.partition(" ")
             if verb == "eval" and "metrics" in (printed or {}):
@@ -309,16 +230,40 @@ def effective(job, options):
     return {**job.settings, **plan.parsed_sets(options.extra)}
 
 
-def same(found, job, options):
-    return found["settings"] == records.rounded(effective(job, options))
+def mark_of(job, options, origins):
+    """What a result depends on: the settings, and those of the runs that it starts from."""
+    return records.rounded({"settings": effective(job, options), **origins})
 
 
-def done(found, job, options):
-    """Whether a record stands for this job: failures for other reasons than the numbers, and what
-    the end of a whole command cut short, are tried again."""
-    if found is None or options.again or not same(found, job, options):
+def marked(folder, mark):
+    """Whether the folder has the end of a training of just that."""
+    try:
+        found = json.loads((folder / MARKER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return False
-    return found["status"] != "failed" and found.get("cut_by") != "total"
+    return found == mark and bool(checkpoints(folder))
+
+
+def whole(found):
+    """Whether there is nothing that a rerun could add."""
+    return found["status"] == "finished" and "later" not in found
+
+
+def done(found, mark, again=False):
+    """Whether a record stands for a job: failures for other reasons than the numbers, and what
+    the end of a whole command cut short, are tried again."""
+    if found is None or again or any(found.get(key) != mark.get(key) for key in plan.MARKS):
+        return False
+    states = [found, found.get("later", {})]
+    return not any(s.get("status") == "failed" or s.get("cut_by") == "total" for s in states)
+
+
+def replaces(found, before, planned):
+    """Whether a record takes the place of another: a failure or a part never that of a whole one,
+    unless only the new one is of the settings that the plan has now."""
+    if before is None or not whole(before) or whole(found) or found["status"] == "not_finite":
+        return True
+    return before["settings"] != planned and found["settings"] == planned
 
 
 class Runner:
@@ -328,22 +273,36 @@ class Runner:
         self.begin = time.monotonic()
         self.running, self.failed, self.finished = [], 0, 0
 
+    def origins(self, job):
+        return plan.origins(job, self.experiments, self.options.extra)
+
+    def mark(self, job):
+        return mark_of(job, self.options, self.origins(job))
+
+    def done(self, job):
+        found = self.stores(job.experiment).find(job.key)
+        return done(found, self.mark(job), self.options.again)
+
+    def trained(self, job):
+        return marked(run_folder(self.options, job.experiment, job.name), self.mark(job))
+
+    def source_jobs(self, job):
+        return {
+            reference: plan.source_job(job, self.experiments, reference)
+            for reference in (job.start, job.calibration)
+            if reference
+        }
+
     def needed(self, jobs):
         """The jobs without a record, and before them the runs that they start from."""
         waiting, seen = [], set()
 
         def add(job, forced=False):
-            if job.key in seen:
-                return
-            have = done(self.stores(job.experiment).find(job.key), job, self.options)
-            if forced:
-                have = has_checkpoint(run_folder(self.options, job.experiment, job.name))
-            if have:
+            if job.key in seen or (self.trained(job) if forced else self.done(job)):
                 return
             seen.add(job.key)
-            for reference in (job.start, job.calibration):
-                if reference:
-                    add(source_job(job, self.experiments, reference), forced=True)
+            for source in self.source_jobs(job).values():
+                add(source, forced=True)
             waiting.append(job)
 
         for job in jobs:
@@ -351,23 +310,19 @@ class Runner:
         return waiting
 
     def sources(self, job):
-        found = {}
-        for reference in (job.start, job.calibration):
-            if reference:
-                source = source_job(job, self.experiments, reference)
-                found[reference] = (source.experiment, source.name)
-        return found
+        return {ref: (own.experiment, own.name) for ref, own in self.source_jobs(job).items()}
 
-    def ready(self, job):
-        return all(
-            has_checkpoint(run_folder(self.options, *place)) for place in self.sources(job).values()
-        )
+    def ready(self, job, waiting):
+        """Whether what it starts from is trained to its end, and will not be trained again."""
+        ahead = {other.key for other in waiting} | {r.job.key for r in self.running}
+        sources = self.source_jobs(job).values()
+        return all(own.key not in ahead and self.trained(own) for own in sources)
 
     def total_over(self):
         return bool(self.options.total) and time.monotonic() - self.begin > self.options.total
 
     def run(self, jobs):
-        """True where nothing failed. KeyboardInterrupt ends the children and is passed on."""
+        """True where nothing failed. Whatever ends it early ends the children and is passed on."""
         waiting = self.needed(jobs)
         self.count = len(waiting)
         try:
@@ -382,7 +337,7 @@ class Runner:
                         self.finish(running)
                     else:
                         running.check_limits(self.total_over())
-        except KeyboardInterrupt:
+        except BaseException:
             self.end_children()
             raise
         for job in waiting:
@@ -394,36 +349,47 @@ class Runner:
 
     def fill(self, waiting):
         while len(self.running) < self.options.jobs and not self.total_over():
-            job = next((job for job in waiting if self.ready(job)), None)
+            job = next((job for job in waiting if self.ready(job, waiting)), None)
             if job is None:
                 return
             waiting.remove(job)
-            self.running.append(Running(self.options, job, self.sources(job)))
+            self.running.append(Running(self.options, job, self.sources(job), self.origins(job)))
 
     def finish(self, running):
-        found, job = running.record(), running.job
+        found, job = records.rounded(running.record()), running.job
         store = self.stores(job.experiment)
-        before = store.find(job.key)
+        before, note = store.find(job.key), ""
         # A run that was repeated for its checkpoint alone does not replace its record.
-        if not done(before, job, self.options):
-            store.add(found)
-            if self.options.copy:
-                target = self.options.copy / job.experiment / store.path.name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(store.path, target)
+        if not self.done(job):
+            if replaces(found, before, records.rounded(job.settings)):
+                self.keep(store, job, found)
+            else:
+                note = "  (not recorded: the record of the run that finished stays)"
         running.clean()
         self.finished += 1
-        self.failed += found["status"] in ("failed", "not_finite")
-        self.say(f"{self.finished}/{self.count}  {job.experiment} {job.name}  {summary(found)}")
+        states = (found["status"], found.get("later", {}).get("status"))
+        self.failed += "failed" in states or "not_finite" in states
+        text = f"{self.finished}/{self.count}  {job.experiment} {job.name}  {summary(found)}{note}"
+        self.say(text)
+
+    def keep(self, store, job, found):
+        store.add(found)
+        if self.options.copy:
+            target = self.options.copy / job.experiment / store.path.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(store.path, target)
 
     def end_children(self):
+        """Asked to end, and killed where they do not, or where Ctrl-C comes a second time."""
         for running in self.running:
             running.process.send_signal(signal.SIGTERM)
         limit = time.monotonic() + GRACE
         for running in self.running:
             try:
                 running.process.wait(max(0.1, limit - time.monotonic()))
-            except subprocess.TimeoutExpired:
+            except (subprocess.TimeoutExpired, KeyboardInterrupt) as why:
+                if isinstance(why, KeyboardInterrupt):
+                    limit = 0.0
                 running.process.kill()
                 running.process.wait()
 
@@ -436,6 +402,9 @@ def summary(found):
             f"  {metric} {found['best'][metric]:.4f} (chance {found['chance']:.4f})"
             f" at step {found['best_step']}/{found['steps']}"
         )
-    if found["status"] in ("failed", "not_finite"):
-        text += "  " + found["message"].splitlines()[0][:200] if found["message"] else ""
+    bad = found.get("later", found)
+    if "later" in found:
+        text += f"  {bad['stage']}: {bad['status']}"
+    if bad.get("message"):
+        text += "  " + bad["message"].splitlines()[0][:200]
     return text

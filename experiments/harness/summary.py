@@ -3,15 +3,17 @@
 SPDX-License-Identifier: Apache-2.0
 """
 
+import functools
 import math
 import statistics
 from dataclasses import dataclass, field
 
-from harness.record import Records
+from harness import plan
+from harness.record import Records, rounded
 
 # Attentions whose own matrix the instruments measure; of others they say what softmax would make of
-# the same queries and keys.
-MEASURED = ("softmax", "lln", "elu", "relu", "power", "quadratic", "linear", "performer")
+# the same queries and keys. Of Diag it is the blocks.
+MEASURED = ("diag", "softmax", "lln", "elu", "relu", "power", "quadratic", "linear", "performer")
 
 
 @dataclass
@@ -53,27 +55,55 @@ class Cell:
             value = record["instruments"][-1].get(name) if record.get("instruments") else None
             return value[0] if isinstance(value, list) else value
 
-        return self.mean_of(last) if self.measured else None
+        # Blocks that do not see each other have no gap.
+        known = self.measured and not (name == "gap" and self.attention == "diag")
+        return self.mean_of(last) if known else None
+
+    @property
+    def attention(self):
+        return self.good[0]["settings"].get("attention.name", "") if self.good else ""
 
     @property
     def measured(self):
-        name = self.good[0]["settings"].get("attention.name", "") if self.good else ""
-        return name.removesuffix("+diag") in MEASURED
+        return self.attention.removesuffix("+diag") in MEASURED
+
+    @property
+    def alone(self):
+        """Those with a result whose times mean something."""
+        return [r for r in self.good if alone(r)]
 
     def marks(self):
         """What a reader must know besides the number."""
         found = []
         cut = [r for r in self.records if r["cut"]]
-        if cut:
+        costs = [r for r in cut if "cost" in r]
+        if costs:
+            found.append(f"cut short after {len(costs[0]['cost'])} lengths")
+        elif cut:
             where = " and ".join(str(r.get("final_step") or r.get("step", 0)) for r in cut)
             steps = cut[0].get("steps", "?")
             found.append(f"cut short: step {where} of {steps}")
+        for later in (r["later"] for r in self.records if "later" in r):
+            how = "cut short" if later["status"] == "cut" else "failed"
+            said = first_line(later.get("message", ""))
+            found.append(f"after the training, {later['stage']} {how}" + (said and f": {said}"))
         for status, words in (("not_finite", "not finite"), ("failed", "failed")):
             bad = [r for r in self.records if r["status"] == status]
             if bad:
                 said = first_line(bad[0].get("message", ""))
                 found.append(f"{len(bad)} of {len(self.records)} runs {words}: {said}")
+        if self.row.get("note"):
+            found.append(self.row["note"])
         return "; ".join(found)
+
+    @property
+    def cut(self):
+        return any(r["cut"] for r in self.records)
+
+
+def alone(record):
+    """Whether it had the machine for itself."""
+    return record["jobs"] == 1
 
 
 def first_line(text):
@@ -89,20 +119,22 @@ class Results:
     """The records of an experiment, in the order of its plan. Those of other settings than the
     plan's say nothing about it and are left out; how many is said."""
 
-    def __init__(self, experiment, folder):
+    def __init__(self, experiment, folder, records=None):
         self.experiment = experiment
         self.cells, self.stale, self.planned = {}, 0, len(experiment.jobs)
-        lines = Records(folder / experiment.name / "records.jsonl").lines
-        from harness.record import rounded
-
+        lines = Records((records or folder) / experiment.name / "records.jsonl").lines
+        others = functools.cache(lambda name: plan.read(name, folder))
         for job in experiment.jobs:
             key = (job.part, job.row)
             part, row = experiment.part(job.part), experiment.row(job.row)
             cell = self.cells.setdefault(key, Cell(part, row))
             found = lines.pop(job.key, None)
-            if found and found["settings"] == rounded(job.settings):
+            if found is None:
+                continue
+            mark = rounded({"settings": job.settings, **plan.origins(job, others)})
+            if all(found.get(key) == mark.get(key) for key in plan.MARKS):
                 cell.records.append(found)
-            elif found:
+            else:
                 self.stale += 1
         self.stale += len(lines)
 
@@ -135,6 +167,19 @@ def spearman(xs, ys):
     top = sum((x - ma) * (y - mb) for x, y in zip(a, b, strict=True))
     bottom = math.sqrt(sum((x - ma) ** 2 for x in a) * sum((y - mb) ** 2 for y in b))
     return top / bottom if bottom else None
+
+
+# The least |rho| that has p < 0.05 (two-sided) by n; from 31 on the normal approximation.
+LEAST = """1.000 .886 .786 .738 .700 .648 .618 .587 .560 .538 .521 .503 .485 .472 .460 .447 .435
+.425 .415 .406 .398 .390 .382 .375 .368 .362"""
+CRITICAL = {n: float(text) for n, text in enumerate(LEAST.split(), 5)}
+
+
+def critical(count):
+    """None where no correlation of so few points can be told from chance."""
+    if count < min(CRITICAL):
+        return None
+    return CRITICAL.get(count) or 1.96 / math.sqrt(count - 1)
 
 
 def ranks(values):

@@ -5,8 +5,9 @@ SPDX-License-Identifier: Apache-2.0
 
 import itertools
 import math
+import statistics
 
-from harness import compare, figures
+from harness import compare, figures, grids
 from harness.document import Code, Heading, Points, Table, Text
 from harness.numbers import (
     NONE,
@@ -20,9 +21,7 @@ from harness.numbers import (
     unit,
     value,
 )
-from harness.summary import machines
-
-HELD = 0.9  # accuracy from which on pairs count as recalled
+from harness.summary import alone, machines
 
 
 def label(cell):
@@ -50,7 +49,7 @@ def chance_row(results, part, columns):
 
 def speed_of(record):
     """Of a run that had the machine for itself."""
-    if record["jobs"] > 1:
+    if not alone(record):
         return None
     return record.get("tokens_per_second") or record.get("rows_per_second")
 
@@ -69,7 +68,7 @@ def single(results):
                 label(cell),
                 str(len(cell.good)),
                 result(cell, count=False),
-                duration(cell.mean_of(lambda r: r["seconds"])),
+                duration(cell.mean_of(lambda r: r["seconds"] if alone(r) else None)),
                 rate(cell.mean_of(speed_of)),
                 size(cell.mean_of(lambda r: r.get("memory_bytes"))),
                 cell.marks() or "",
@@ -77,7 +76,7 @@ def single(results):
         )
     blocks = [
         Table(head, rows, asides),
-        Text("How steady the training was, and how the heads concentrate at its end:"),
+        Text(steadiness(cells)),
         concentration(cells),
     ]
     if picture := figures.training(results):
@@ -85,12 +84,29 @@ def single(results):
     return blocks
 
 
+def norm(cell, which):
+    """After the warm-up; older records have only that of all steps, which is marked."""
+    own = cell.mean_of(lambda r: (r.get("gradient_norm_after_warmup") or {}).get(which))
+    if own is not None:
+        return plain(own)
+    whole = cell.mean_of(lambda r: (r.get("gradient_norm") or {}).get(which))
+    return NONE if whole is None else f"{plain(whole)} w"
+
+
+def steadiness(cells):
+    every = sorted({r["settings"].get("train.log_every", 10) for c in cells for r in c.good})
+    steps = " or ".join(str(n) for n in every)
+    text = (
+        "How steady the training was, and how the heads concentrate at its end. The norm of the "
+        f"gradient is that of the steps after the warm-up that are in the log, one of {steps}"
+    )
+    if any("gradient_norm" in r for c in cells for r in c.good):
+        text += "; w: with the steps of the warm-up, where a record has no more"
+    return text + ". Of Diag the instruments measure the blocks, of others the long-range part:"
+
+
 def concentration(cells):
     """How steady the training was, and how the heads concentrate at its end."""
-
-    def norm(which):
-        return lambda r: r["gradient_norm"][which] if r.get("gradient_norm") else None
-
     head = [
         "attention",
         "spikes",
@@ -107,7 +123,7 @@ def concentration(cells):
         [
             label(c),
             plain(c.mean_of(lambda r: r.get("spikes"))),
-            *(plain(c.mean_of(norm(which))) for which in ("median", "p99", "max")),
+            *(norm(c, which) for which in ("median", "p99", "max")),
             fixed(c.instrument("entropy")),
             fixed(c.instrument("gap"), 3),
             fixed(c.instrument("log_variance")),
@@ -192,62 +208,11 @@ def remarks(results):
 
 
 def grid(results):
-    """Parts of one family are the columns of a table; the last column says where a row fails."""
-    blocks = []
-    for family in dict.fromkeys(p["family"] for p in results.experiment.parts):
-        parts = [p for p in results.experiment.parts if p["family"] == family]
-        parts = [p for p in parts if results.rows(p["name"])]
-        if not parts:
-            continue
-        key = next(iter(parts[0]["at"]))
-        name = key.rpartition(".")[2]
-        metric, _, _ = results.chance(parts[0]["name"]) or ("accuracy", 0, "")
-        head = [
-            f"{part_label(parts[0])}: {unit(metric)}",
-            *(f"{p['at'][key]} {name}" for p in parts),
-            f"at least 90% up to, {name}",
-        ]
-        rows = [["one of the values shown", *(f"{100 / p['at'][key]:.1f}" for p in parts), NONE]]
-        for row, text in row_names(results):
-            cells = [results.cell(p["name"], row) for p in parts]
-            if not any(c and c.records for c in cells):
-                continue
-            held = [
-                p["at"][key]
-                for p, c in zip(parts, cells, strict=True)
-                if c and c.good and c.mean() >= HELD
-            ]
-            rows.append([text, *(result(c) for c in cells), str(max(held)) if held else "none"])
-        blocks.append(Table(head, rows, {0}))
-    blocks.append(Text(rule_of_thumb(results)))
-    if picture := figures.recall(results):
-        blocks.append(picture)
-    return [*blocks, *remarks(results)]
-
-
-def rule_of_thumb(results):
-    """The most pairs that each attention held, over all widths and lengths, by the channels of a
-    head."""
-    most = {}
-    for cell in results.cells.values():
-        if not cell.good or cell.mean() < HELD:
-            continue
-        pairs = next(iter(cell.part["at"].values()))
-        channels = cell.good[0]["settings"].get("model.dim", 0)
-        key = (label(cell), channels)
-        most[key] = max(most.get(key, 0), pairs)
-    if not most:
-        return "No row held 90% at any number of pairs."
-    words = [f"{name} with {channels} channels {pairs}" for (name, channels), pairs in most.items()]
-    return (
-        f"The most pairs that were recalled with at least {100 * HELD:.0f}%, of those tried: "
-        f"{'; '.join(words)}. For users: a task that must recall more than that at these widths "
-        "needs softmax, or Diag where what is asked for stands in the same block."
-    )
+    return [*grids.tables(results, row_names(results)), *remarks(results)]
 
 
 def cost_cell(cell, tokens, key, text):
-    for record in cell.good if cell else []:
+    for record in cell.alone if cell else []:
         for point in record["cost"]:
             if point["tokens"] == tokens:
                 if "failure" in point:
@@ -285,6 +250,23 @@ def cost(results):
     return [*blocks, *remarks(results)]
 
 
+def generated(record, length):
+    return record.get("generated", {}).get(str(length), {})
+
+
+def speed_between(record, first, last):
+    """Tokens a second from one length to the next; lln gives the speed after the first token."""
+
+    def seconds(length):
+        speed = generated(record, length).get("tokens_per_second")
+        return (length - 1) / speed if speed else None
+
+    begin, end = 0.0 if first == 1 else seconds(first), seconds(last)
+    if not alone(record) or begin is None or end is None or end <= begin:
+        return None
+    return (last - first) / (end - begin)
+
+
 def causal(results):
     """Perplexities, and what generating costs."""
     others = results.experiment.table.get("evaluate_on", [])
@@ -307,9 +289,6 @@ def causal(results):
             loss = record.get("evaluated_on", {}).get(name, {}).get("loss")
             return math.exp(loss) if loss is not None else None
 
-        def generated(record, length):
-            return record.get("generated", {}).get(str(length), {})
-
         if not cell.good:
             continue
         own = cell.mean_of(lambda r: math.exp(r["final"]["loss"]))
@@ -322,19 +301,27 @@ def causal(results):
             ]
         )
         texts = []
-        for n in lengths:
-            speed = cell.mean_of(lambda r, n=n: generated(r, n).get("tokens_per_second"))
+        for before, n in zip([1, *lengths], lengths, strict=False):
+            speed = cell.mean_of(lambda r, a=before, b=n: speed_between(r, a, b))
             memory = cell.mean_of(lambda r, n=n: generated(r, n).get("memory_bytes"))
-            texts.append(f"{rate(speed)}/s, {size(memory)}" if speed else NONE)
+            texts.append(f"{rate(speed)}/s, {size(memory)}" if memory is not None else NONE)
         made.append([label(cell), *texts])
     return [
         *single(results),
         Table(head, rows, {0}),
         Text(
-            "Generating one text of so many tokens: tokens a second over the whole text, and what "
-            "the layers keep of it at its end:"
+            "Generating one text: tokens a second between two positions of it, and what the layers "
+            "keep of it at the second. Measured are whole texts of each length, from their first "
+            "token on; the speed between two lengths is that of the tokens that the longer text "
+            "has more, in the time that it took longer."
         ),
-        Table(["attention", *map(str, lengths)], made),
+        Table(
+            [
+                "attention",
+                *(f"{a} to {b}" for a, b in zip([1, *lengths], lengths, strict=False)),
+            ],
+            made,
+        ),
     ]
 
 
@@ -353,15 +340,21 @@ def loss_at(record, seconds):
     return points[-1][1] if points and math.isclose(points[-1][0], seconds) else None
 
 
+def mean_or_none(numbers):
+    known = [n for n in numbers if n is not None]
+    return statistics.fmean(known) if known else None
+
+
 def equal_time(results):
     rows = []
     for part in results.experiment.parts:
         cells = [c for c in results.rows(part["name"]) if c.good]
-        if not cells:
-            continue
-        common = min(training_seconds(r) for c in cells for r in c.good)
+        timed = {c.row["name"]: [r for r in c.alone if r.get("rows_per_second")] for c in cells}
+        common = min((training_seconds(r) for own in timed.values() for r in own), default=None)
         for cell in cells:
-            per_step = cell.mean_of(lambda r: 1000 * r["batch"] / r["rows_per_second"])
+            own = timed[cell.row["name"]]
+            per_step = mean_or_none(1000 * r["batch"] / r["rows_per_second"] for r in own)
+            then = mean_or_none(loss_at(r, common) for r in own)
             rows.append(
                 [
                     part_label(part),
@@ -369,7 +362,7 @@ def equal_time(results):
                     milliseconds(per_step),
                     result(cell),
                     duration(common),
-                    value("loss", cell.mean_of(lambda r, t=common: loss_at(r, t))),
+                    value("loss", then),
                 ]
             )
     head = ["rows of", "attention", "a step", "loss, all steps", "at equal time of", "loss then"]
@@ -403,7 +396,8 @@ def smoke(results):
                     fixed(chance[1], 3) if chance else NONE,
                     fixed(number, 3),
                     fixed(tolerance, 3),
-                    duration(record["seconds"]),
+                    duration(record["seconds"])
+                    + ("" if alone(record) else f", {record['jobs']} at a time"),
                 ]
             )
     head = ["group", "attention", "metric", "nothing learned", "recorded", "a rerun is within"]
@@ -429,6 +423,21 @@ def runs(count):
     return f"{count} run" + "s" * (count != 1)
 
 
+def evaluated(results):
+    """On how many rows of the validation set, which may have fewer than were asked for."""
+    found = {}
+    for cell in results.cells.values():
+        for count in (r.get("data_rows") for r in cell.good):
+            if count:
+                found.setdefault(count, []).append(part_label(cell.part))
+    if not found:
+        return ""
+    if len(found) == 1:
+        return f" Evaluated on {next(iter(found))} rows."
+    each = (f"{count} ({', '.join(dict.fromkeys(names))})" for count, names in found.items())
+    return f" Evaluated on {'; '.join(each)} rows."
+
+
 def section(results):
     experiment = results.experiment
     blocks = [Heading(3, experiment.table["title"])]
@@ -437,11 +446,11 @@ def section(results):
             blocks.append(Text(experiment.table[key]))
     blocks.append(Code(command(experiment)))
     records = results.records
+    stale = f"; {results.stale} records of other settings are left out" if results.stale else ""
     if not records:
-        return [*blocks, Text(f"**Not run yet** ({runs(results.planned)}).")]
+        return [*blocks, Text(f"**Not run yet** ({runs(results.planned)}){stale}.")]
     left = results.planned - len(records)
     state = f"{len(records)} of {runs(results.planned)}" if left else runs(len(records))
-    stale = f"; {results.stale} records of other settings are left out" if results.stale else ""
     by = "; ".join(f"{text} ({runs(count)})" for text, count in machines(records))
-    blocks.append(Text(f"{state}{stale}. {by}.", small=True))
+    blocks.append(Text(f"{state}{stale}. {by}.{evaluated(results)}", small=True))
     return [*blocks, *view_of(results)(results)]

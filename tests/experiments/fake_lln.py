@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Stands in for `lln` in tests of the experiments: writes the folder of a run at once, with numbers
 that follow from the settings. Settings that are no settings of lln choose what happens:
-fake.exit (a code), fake.sleep (seconds before the end), fake.deaf (SIGTERM does nothing).
+fake.exit (a code), fake.sleep (seconds before the end), fake.deaf (SIGTERM does nothing),
+fake.broken (the folder cannot be read), fake.later (seconds that what reads the run takes),
+fake.slow (a length whose cost takes long).
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -124,12 +126,18 @@ def train(options, sets, positional):
     run = pathlib.Path(options["--run"])
     if run.exists():
         sys.exit(f"lln: {run} is there already")
+    start = pathlib.Path(sets.get("train.start_from", __file__))
+    if not start.is_file() or (start.name == "weights.safetensors" and not ended(start.parents[2])):
+        sys.exit("lln: it starts from a run that has not ended")
     config = tomllib.loads(pathlib.Path(positional[0]).read_text(encoding="utf-8"))
     code, wait = int(sets.get("fake.exit", 0)), float(sets.get("fake.sleep", 0))
     if code not in (0, 7):
         print("lln: warning: something small\nlln: it cannot work", file=sys.stderr)
         return code
     write_run(run, config, sets, share=0.5 if wait or code else 1.0)
+    (run / "sets.json").write_text(json.dumps(sets), encoding="utf-8")
+    if "fake.broken" in sets:
+        (run / "run.json").write_text("{", encoding="utf-8")
     if code:
         print("lln: step 9: the loss is not finite", file=sys.stderr)
         return code
@@ -141,10 +149,15 @@ def train(options, sets, positional):
     return 0
 
 
+def ended(run):
+    return (run / "trained.json").exists()
+
+
 def cost(options, sets):
     points, numbers = [], random.Random(json.dumps(sets, sort_keys=True))
     factor = 1 + numbers.random()
     for tokens in map(int, options["--tokens"].split(",")):
+        time.sleep(60 if sets.get("fake.slow") == str(tokens) else 0)
         if tokens > 16384 and factor > 1.5:
             points.append(
                 {"tokens": tokens, "rows": 1, "parameters": 1, "failure": "out of memory"}
@@ -170,6 +183,11 @@ def main(words):
         return train(options, sets, positional)
     if verb == "cost":
         return cost(options, sets)
+    if verb in ("eval", "dump", "generate"):
+        if options.get("--checkpoint") != "last":
+            return 2
+        sets = json.loads((pathlib.Path(positional[0]) / "sets.json").read_text(encoding="utf-8"))
+        time.sleep(float(sets.get("fake.later", 0)))
     if verb == "eval":
         print(json.dumps({"metrics": {"loss": 4.0}}))
     elif verb == "generate":

@@ -15,9 +15,9 @@ from small_experiment import ROOT, WORDS, Scratch
 
 # isort: split
 import page
-from harness import analysis, document, figures, plan, record, summary, views
+from harness import document, figures, record
 
-SETTINGS = {"data.task": "mlm", "train.steps": 400}
+SETTINGS = {"data.task": "mlm", "train.steps": 400, "train.warmup": 40}
 
 
 def run(row, seed, loss, **more):
@@ -56,7 +56,7 @@ def run(row, seed, loss, **more):
         "best_step": 300,
         "curve": [[200, 5.0], [400, loss]],
         "spikes": 2,
-        "gradient_norm": {"median": 0.5, "p99": 1.5, "max": 2.5},
+        "gradient_norm_after_warmup": {"median": 0.5, "p99": 1.5, "max": 2.5},
         "tokens_per_second": 123456.0,
         "rows_per_second": 100.0,
         "memory_bytes": 4.5e9,
@@ -102,8 +102,35 @@ class Page(Pages):
         self.assertIn(
             "| LLN + Diag | 2 | 0.5 | 1.5 | 2.5 | 4.25 | 0.750 | 0.50 | 2.50 | 2.25 |", text
         )
-        # Diag has no matrix that the instruments measure.
-        self.assertIn("| Diag | 2 | 0.5 | 1.5 | 2.5 | - | - | - | - | - |", text)
+        # Blocks have no gap.
+        self.assertIn("| Diag | 2 | 0.5 | 1.5 | 2.5 | 4.25 | - | 0.50 | 2.50 | 2.25 |", text)
+
+    def test_norms_of_older_records_are_marked(self):
+        old = run("diag", 0, 3.0, gradient_norm={"median": 0.25, "p99": 1.25, "max": 2.25})
+        del old["gradient_norm_after_warmup"]
+        text = self.page(old, run("lln+diag", 0, 2.9))
+        self.assertIn("| Diag | 2 | 0.25 w | 1.25 w | 2.25 w |", text)
+        self.assertIn("| LLN + Diag | 2 | 0.5 | 1.5 | 2.5 |", text)
+        self.assertIn("w: with the steps of the warm-up", text)
+        self.assertIn("one of 10", text)
+        self.assertNotIn("warm-up, where", self.page(run("lln+diag", 0, 2.9)))
+
+    def test_rows_of_the_validation_set(self):
+        text = self.page(run("diag", 0, 3.0, data_rows=322), run("lln+diag", 0, 3.0, data_rows=322))
+        self.assertIn("Evaluated on 322 rows.", text)
+        self.assertNotIn("Evaluated", self.page(run("diag", 0, 3.0)))
+
+    def test_what_came_after_the_training(self):
+        later = {"stage": "generate 16", "status": "cut", "cut_by": "limit"}
+        text = self.page(run("diag", 0, 3.0, later=later))
+        self.assertIn("| Diag | 1 | 3.000 | 60 s |", text)  # no star
+        self.assertIn("after the training, generate 16 cut short |", text)
+
+    def test_remarks_of_a_row(self):
+        self.write("words", WORDS + 'note = "a remark"\n')
+        text = self.page(run("diag", 0, 3.0), run("lln+diag", 0, 3.0))
+        self.assertIn("4.5 GB | a remark |", text)
+        self.assertEqual(text.count("a remark"), 1)
 
     def test_cut_and_failed(self):
         cut = run("diag", 0, 4.0, status="cut", cut=True, cut_by="limit", step=170, final_step=160)
@@ -138,7 +165,7 @@ class Page(Pages):
 
     def test_shared_machines_have_no_speed(self):
         text = self.page(run("diag", 0, 3.0, jobs=4))
-        self.assertIn("| Diag | 1 | 3.000 | 60 s | - | 4.5 GB |", text)
+        self.assertIn("| Diag | 1 | 3.000 | - | - | 4.5 GB |", text)
         self.assertIn("4 runs at a time", text)
 
     def test_other_settings_are_left_out(self):
@@ -161,6 +188,9 @@ class Page(Pages):
             final={"accuracy": 0.8125, "loss": 1.0},
         )
         tuned["settings"]["data.task"] = "sst2"
+        self.assertIn("(2 runs); 1 records of other settings", self.page(tuned, name="tuned"))
+        source = {"experiment": "words", "row": "diag", "seed": 0}
+        tuned["start_from"] = {**source, "settings": run("diag", 0, 0.0)["settings"]}
         text = self.page(tuned, name="tuned")
         self.assertIn(
             "| attention | sst2: accuracy, % |\n| --- | --- |\n| nothing learned | 50.0 |\n"
@@ -200,6 +230,8 @@ values = { 1024 = "1 GB, 2 s" }
         text = self.page(made)
         self.assertIn("| LLN + Diag | 12.5 ms | out of memory | - |", text)
         self.assertIn("| LLN + Diag | 2 GB | out of memory | - |", text)
+        self.assertNotIn("12.5 ms", self.page({**made, "jobs": 2}))
+        self.assertIn("cut short after 2 lengths", self.page({**made, "cut": True}))
         self.assertIn("| Theirs (a paper) | 1 GB, 2 s |", text)
 
     def test_generation(self):
@@ -217,7 +249,9 @@ values = { 1024 = "1 GB, 2 s" }
             )
         )
         self.assertIn("| LLN + Diag | 1 | 7.389 | 20.09 |", text)
-        self.assertIn("| LLN + Diag | 250/s, 1 KB | 240/s, 1 KB |", text)
+        # 7 tokens in 0.028 s, 15 in 0.0625 s.
+        self.assertIn("| attention | 1 to 8 | 8 to 16 |", text)
+        self.assertIn("| LLN + Diag | 250/s, 1 KB | 232/s, 1 KB |", text)
 
     def test_a_grid(self):
         self.write(
@@ -244,9 +278,9 @@ grid = { data.pairs = [2, 4] }
             one["settings"]["data.pairs"] = pairs
             made.append(one)
         text = self.page(*made)
-        self.assertIn("| one of the values shown | 50.0 | 25.0 | - |", text)
-        self.assertIn("| Diag | 95.0 (1) | 30.0 (1) | 2 |", text)
-        self.assertIn("of those tried: Diag with 0 channels 2.", text)
+        self.assertIn("| one of the values shown | 50.0 | 25.0 |", text)
+        self.assertIn("| Diag | 95.0 (1) | 30.0 (1) |", text)
+        self.assertIn("| pairs held | N = 8 |\n| --- | --- |\n| Diag | 2 |", text)
 
     def test_loss_at_equal_time(self):
         self.write(
@@ -260,6 +294,9 @@ grid = { data.pairs = [2, 4] }
         text = self.page(slow, fast)
         self.assertIn("| N = 8 | Diag | 80 ms | 3.000 (1) | 16 s | 5.000 |", text)
         self.assertIn("| N = 8 | LLN + Diag | 40 ms | 3.500 (1) | 16 s | 3.500 |", text)
+        text = self.page(slow, {**fast, "jobs": 2})  # its time says nothing
+        self.assertIn("| N = 8 | Diag | 80 ms | 3.000 (1) | 32 s | 3.000 |", text)
+        self.assertIn("| N = 8 | LLN + Diag | - | 3.500 (1) | 32 s | - |", text)
 
     def test_other_records_make_another_page(self):
         self.assertNotEqual(self.page(run("diag", 0, 3.0)), self.page(run("diag", 0, 3.1)))
@@ -298,127 +335,6 @@ grid = { data.pairs = [2, 4] }
         self.assertIn("docs/results.md", made)
         for path in made:
             self.assertTrue((ROOT / path).exists(), path)
-
-
-class Analysis(Pages):
-    def results(self, *records):
-        self.put("words", records)
-        return [summary.Results(plan.read("words", self.folder), self.folder)]
-
-    def test_where_lln_loses(self):
-        self.write(
-            "words",
-            WORDS.replace("seeds = 2", "seeds = 2")
-            .replace('name = "diag"', 'name = "softmax+diag"')
-            .replace("name=diag", "name=softmax+diag"),
-        )
-        soft = [run("softmax+diag", seed, 3.0 + seed / 10) for seed in (0, 1)]
-        (table,) = [
-            b
-            for b in analysis.losses(self.results(*soft, run("lln+diag", 0, 3.25)))
-            if isinstance(b, document.Table)
-        ]
-        self.assertEqual(
-            table.rows,
-            [
-                [
-                    "Words",
-                    "LLN + Diag",
-                    "loss",
-                    "7.500",
-                    "3.250",
-                    "3.050",
-                    "+0.200",
-                    "-",
-                    "1, 2",
-                    "loses",
-                ]
-            ],
-        )
-
-    def test_what_a_component_is_worth(self):
-        self.write(
-            "language",
-            WORDS.replace('"lln+diag"', '"softmax+diag"').replace(
-                "name=lln+diag", "name=softmax+diag"
-            ),
-        )
-        (self.folder / "language/config.toml").write_text(
-            (self.folder / "words/config.toml").read_text(encoding="utf-8"), encoding="utf-8"
-        )
-        own = [run("diag", 0, 3.3), run("diag", 1, 3.4), run("softmax+diag", 0, 3.1, cut=True)]
-        self.put("language", [{**r, "experiment": "language"} for r in own])
-        results = [summary.Results(plan.read("language", self.folder), self.folder)]
-        (table,) = [b for b in analysis.worth(results) if isinstance(b, document.Table)]
-        self.assertEqual(
-            table.rows[1], ["softmax beside Diag", "3.350", "3.100 *", "-0.250", "-", "2, 1"]
-        )
-        self.assertIn("unigram", table.rows[0][0])
-
-    def test_sweeps(self):
-        text = WORDS.replace('"lln+diag"', '"diag-block=16"').replace("name=lln+diag", "name=diag")
-        self.write("language", text)
-        config = (self.folder / "words/config.toml").read_text(encoding="utf-8")
-        (self.folder / "language/config.toml").write_text(config, encoding="utf-8")
-        own = [run("diag", 0, 3.3), run("diag-block=16", 0, 3.6, attention="diag")]
-        self.put("language", [{**r, "experiment": "language"} for r in own])
-        blocks = analysis.sweeps([summary.Results(plan.read("language", self.folder), self.folder)])
-        (table,) = [b for b in blocks if isinstance(b, document.Table)]
-        self.assertEqual(table.rows[1][:4], ["tokens of a block", "Diag", "16", "3.600 (1)"])
-        self.assertEqual(table.rows[2][:4], ["tokens of a block", "Diag", "64", "3.300 (1)"])
-        self.assertIsInstance(blocks[-1], document.Picture)
-
-    def test_distances_from_softmax(self):
-        def measured(row, loss, entropy, gap, variance):
-            found = run(row, 0, loss)
-            found["instruments"][0].update(
-                entropy=[entropy, 0.1], gap=[gap, 0.1], log_variance=[variance, 0.1]
-            )
-            return found
-
-        names = ("softmax+diag", "lln+diag", "elu+diag")
-        rows = "".join(f'[[row]]\nname = "{n}"\nset = ["attention.name={n}"]\n' for n in names)
-        self.write("words", 'title = "Words"\ngroup = 1\n' + rows)
-        results = self.results(
-            measured("softmax+diag", 3.0, 5.0, 0.5, 1.0),
-            measured("lln+diag", 3.45, 5.31, 0.6, 0.5),
-            measured("elu+diag", 3.9, 6.2, 0.9, 0.25),
-        )
-        cut = self.results(*(dict(r, cut=True) for r in results[0].records))
-        self.assertEqual(analysis.distances(cut)["Entropy"], [])
-        found = analysis.distances(results)
-        for name, expected in (
-            ("Entropy", [0.05, 1.2 / 6.2]),
-            ("Spectral gap", [0.1, 0.4]),
-            ("Log-variance", [math.log(2), math.log(4)]),
-        ):
-            self.assertEqual([point[0] for point in found[name]], ["words", "words"])
-            for point, distance, share in zip(found[name], expected, [0.1, 0.2], strict=True):
-                self.assertAlmostEqual(point[1], distance)
-                self.assertAlmostEqual(point[2], share)
-        blocks = analysis.prediction(results)
-        self.assertIsInstance(blocks[-1], document.Picture)
-        (table,) = [b for b in blocks if isinstance(b, document.Table)]
-        self.assertEqual(table.rows[0], ["Entropy", "all", "2", "-"])  # two points are no trend
-
-    def test_rank_correlation(self):
-        self.assertEqual(summary.spearman([1, 2, 3, 9], [2, 4, 6, 7]), 1)
-        self.assertEqual(summary.spearman([1, 2, 3], [3, 2, 1]), -1)
-        self.assertAlmostEqual(summary.spearman([1, 2, 3, 4], [1, 1, 2, 2]), 2 / math.sqrt(5))
-        self.assertIsNone(summary.spearman([1, 2], [1, 2]))
-        self.assertIsNone(summary.spearman([1, 1, 1], [1, 2, 3]))
-
-    def test_shares_lost(self):
-        self.assertEqual(analysis.lost("loss", 3.0, 3.0, 7.0), 0)
-        self.assertEqual(analysis.lost("loss", 7.0, 3.0, 7.0), 1)
-        self.assertEqual(analysis.lost("accuracy", 0.5, 1.0, 0.0), 0.5)
-
-    def test_equal_time(self):
-        found = run("diag", 0, 3.0)  # 25 steps a second
-        self.assertEqual(views.training_seconds(found), 16)
-        self.assertEqual(views.loss_at(found, 12), 4.0)
-        self.assertEqual(views.loss_at(found, 16), 3.0)
-        self.assertIsNone(views.loss_at(found, 17))
 
 
 class Parts(unittest.TestCase):

@@ -27,6 +27,8 @@ class Runner(Scratch):
             *PROGRAM,
             "--folder",
             str(self.folder),
+            "--records",
+            str(self.folder),
             "--runs",
             str(self.folder / "runs"),
             "--lln",
@@ -57,8 +59,10 @@ class Runner(Scratch):
         )
         self.assertEqual(one["final"], one["best"])
         self.assertEqual(len(one["curve"]), 5)
-        self.assertLess(0, one["gradient_norm"]["median"])
-        self.assertLessEqual(one["gradient_norm"]["p99"], one["gradient_norm"]["max"])
+        norms = one["gradient_norm_after_warmup"]
+        self.assertLess(0, norms["median"])
+        self.assertLessEqual(norms["p99"], norms["max"])
+        self.assertEqual(norms["steps"], 36)  # of 40 lines; the warm-up has 4
         self.assertEqual(one["instruments"][-1]["log_variance"], [0.625, 0.375])  # of 1 and 1/4
         self.assertIn("cpu", one["machine"])
         self.assertTrue(all(len(json.dumps(r)) < 20000 for r in found))
@@ -231,6 +235,12 @@ class Runner(Scratch):
         self.assertIn("differs", said)
         self.assertIn("1 of them not as recorded", said)
         self.assertEqual(self.records("words"), before)
+        # What was cut is no result that a whole run could repeat.
+        before[1].update(status="cut", cut=True)
+        path.write_text("".join(json.dumps(r) + "\n" for r in before), encoding="utf-8")
+        self.assertIn("2 runs, 0 of them not as recorded", self.run_it("words", "--check").stdout)
+        before[1].update(status="finished", cut=False)
+        path.write_text("".join(json.dumps(r) + "\n" for r in before), encoding="utf-8")
         failed = self.run_it("words", "--check", "--set", "fake.exit=3", expect=1).stdout
         self.assertIn("3 of them not as recorded", failed)
 
@@ -242,6 +252,8 @@ class Runner(Scratch):
         self.assertTrue(compare.comparison(own, job, one, one).fine)
         self.assertEqual(compare.comparison(own, job, one, {**one, "status": "cut"}).fault, "cut")
         slow = {**one, "seconds": 301.0}
+        self.assertTrue(compare.comparison(own, job, one, slow).fine)
+        own.table["view"] = "smoke"
         self.assertEqual(compare.comparison(own, job, one, slow).fault, "too slow")
         self.assertEqual(compare.comparison(own, job, one, None).fault, "not run")
 

@@ -19,6 +19,7 @@ CONFIG = """
 task = "mlm"
 [train]
 steps = 400
+warmup = 40
 """
 WORDS = """
 title = "Words"

@@ -7,6 +7,8 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import base64
+import dataclasses
+import functools
 import os
 import pathlib
 import subprocess
@@ -163,6 +165,19 @@ def covering(experiment):
     return chosen
 
 
+@functools.cache
+def small(name):
+    """The experiment with its own small settings: what starts from another's run finds it."""
+    found, extra = plan.read(name), SETTINGS.get(name, WORDS)
+    for i, job in enumerate(found.jobs):
+        own = {"sets": (*job.sets, *extra)}
+        own["settings"] = {**job.settings, **plan.parsed_sets(extra)}
+        own["generate"] = tuple(n for n in job.generate if n <= 512)
+        own["tokens"] = LENGTHS if job.kind == "cost" else ()
+        found.jobs[i] = dataclasses.replace(job, **own)
+    return found
+
+
 class Start(unittest.TestCase):
     def test_rows_start(self):
         scratch = tempfile.TemporaryDirectory()
@@ -174,34 +189,24 @@ class Start(unittest.TestCase):
         def store(name):
             return stores.setdefault(name, Records(folder / "records" / name / "records.jsonl"))
 
-        def options(name):
-            sets = SETTINGS.get(name, WORDS)
-            return Options(
-                lln=PROGRAM,
-                data=folder,
-                runs=folder / "runs",
-                threads=1,
-                jobs=2,
-                limit=200,
-                extra=tuple(sets),
-                kept=frozenset(plan.starting_points()),
-            )
-
-        def small(job):
-            if job.kind == "cost":
-                return type(job)(**{**vars(job), "tokens": LENGTHS})
-            few = tuple(n for n in job.generate if n <= 512)
-            return type(job)(**{**vars(job), "generate": few})
-
+        options = Options(
+            lln=PROGRAM,
+            data=folder,
+            runs=folder / "runs",
+            threads=1,
+            jobs=2,
+            limit=200,
+            kept=frozenset(plan.starting_points()),
+        )
         said, count = [], 0
         names = [n for n in plan.names() if plan.read(n).table["group"] == GROUP]
         if GROUP != 1:  # a row starts from it
-            first = [j for j in plan.read("language").jobs if j.row == "lln+diag-entropy"][:1]
-            Runner(options("language"), plan.read, store, said.append).run(first)
+            first = [j for j in small("language").jobs if j.row == "lln+diag-entropy"][:1]
+            Runner(options, small, store, said.append).run(first)
         for name in names:
-            jobs = [small(job) for job in covering(plan.read(name))]
+            jobs = covering(small(name))
             count += len(jobs)
-            runner = Runner(options(name), plan.read, store, said.append)
+            runner = Runner(options, small, store, said.append)
             self.assertTrue(runner.run(jobs), "\n".join(said[-20:]))
         done = [r for name in names for r in store(name).lines.values()]
         self.assertEqual(len(done), count, "\n".join(said))
