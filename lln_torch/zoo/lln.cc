@@ -34,7 +34,7 @@ Tensor draw_rotations(std::int64_t heads, std::int64_t channels, std::int64_t fe
 // x [batch, heads, tokens, channels] times a matrix of each head: one product a head over all
 // tokens of the batch, without a copy of x as it comes from a projection.
 Tensor times_of_head(const Tensor& x, const Tensor& matrices) {
-  const Tensor rows = x.transpose(0, 1).reshape({x.size(1), -1, x.size(3)});
+  const Tensor rows = x.transpose(0, 1).reshape({x.size(1), x.size(0) * x.size(2), x.size(3)});
   return at::bmm(rows, matrices)
       .view({x.size(1), x.size(0), x.size(2), matrices.size(2)})
       .transpose(0, 1);
