@@ -61,9 +61,11 @@ SequenceCut::SequenceCut(const RankGroup& group, const torch::nn::Module& model,
     if (attention == nullptr) continue;
     const std::int64_t unit = attention->piece_unit();
     if (unit == 0) {
-      throw lln::Error(lln::ErrorCode::unsupported,
-                       "the attention of this model needs its sequences whole: lln, lln+diag, diag "
-                       "and the feature maps can lie in pieces on several ranks");
+      throw lln::Error(
+          lln::ErrorCode::unsupported,
+          "the attention of this model needs its sequences whole: diag, the feature maps, "
+          "and lln and lln+diag without centred_keys, wide, two_sided and chain can "
+          "lie in pieces on several ranks");
     }
     unit_ = std::lcm(unit_, unit);
   }

@@ -107,7 +107,8 @@ void ProjectedAttention::refuse_pieces() const {
   throw lln::Error(lln::ErrorCode::unsupported,
                    "attention \"" + config_.name +
                        "\" needs its sequences whole: they cannot lie in "
-                       "pieces on several ranks, as with lln, lln+diag, diag and the feature maps");
+                       "pieces on several ranks, as with diag, the feature maps, and lln and "
+                       "lln+diag without centred_keys, wide, two_sided and chain");
 }
 
 Tensor ProjectedAttention::forward(const Tensor& x, const Tensor& key_mask, Context& context) {

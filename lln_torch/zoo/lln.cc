@@ -11,11 +11,47 @@
 #include "lln_torch/ops/matching.h"
 #include "lln_torch/ops/pieces.h"
 #include "lln_torch/parallel/sequence_attention.h"
+#include "lln_torch/zoo/precision.h"
 
 namespace lln_torch {
 namespace {
 
 constexpr double kLeastScale = 1e-3, kLargestScale = 1e3;
+constexpr std::int64_t kMostFeatures = 256;  // channels of q and k that the core takes
+
+// [heads, channels, features]: random rotations side by side, the last one cut, so that features
+// are as large as channels. Drawn as torch draws parameters.
+Tensor draw_rotations(std::int64_t heads, std::int64_t channels, std::int64_t features) {
+  const std::int64_t blocks = (features + channels - 1) / channels;
+  const auto [orthogonal, upper] =
+      at::linalg_qr(at::randn({heads, blocks, channels, channels}, at::kDouble));
+  // The signs make Q uniform over rotations; without them it depends on the algorithm.
+  const Tensor q = orthogonal * upper.diagonal(0, -2, -1).sign().unsqueeze(-2);
+  const Tensor all = q.permute({0, 2, 1, 3}).reshape({heads, channels, blocks * channels});
+  return all.narrow(-1, 0, features).to(at::kFloat).contiguous();
+}
+
+// x [batch, heads, tokens, channels] times a matrix of each head: one product a head over all
+// tokens of the batch, without a copy of x as it comes from a projection.
+Tensor times_of_head(const Tensor& x, const Tensor& matrices) {
+  const Tensor rows = x.transpose(0, 1).reshape({x.size(1), x.size(0) * x.size(2), x.size(3)});
+  return at::bmm(rows, matrices)
+      .view({x.size(1), x.size(0), x.size(2), matrices.size(2)})
+      .transpose(0, 1);
+}
+
+// Less the mean over the tokens that count, of each head and channel.
+Tensor centred(const Tensor& k, const Tensor& key_mask) {
+  const Tensor numbers = at_least_f32(k);
+  Tensor mean;
+  if (key_mask.defined()) {
+    const Tensor count = key_mask.sum(1).clamp_min(1).view({-1, 1, 1, 1});
+    mean = zero_padding(numbers, key_mask).sum(2, true) / count;
+  } else {
+    mean = numbers.mean(2, true);
+  }
+  return (numbers - mean).to(k.scalar_type());
+}
 
 // The scales that running moments say, [heads] each. Nothing of q and k is read but their shape.
 std::pair<Tensor, Tensor> running_scales(const Tensor& running, std::int64_t channels) {
@@ -32,8 +68,11 @@ LlnAttention::LlnAttention(const AttentionConfig& config, const Settings& option
                            std::string feature)
     : ProjectedAttention(config, options), feature_(std::move(feature)) {
   const bool one_map = !feature_.empty();
+  features_ = channels();
   read_feature(options);
-  if (!one_map) read_matching(options);
+  if (one_map) return;
+  read_variants(options);
+  read_matching(options);
 }
 
 void LlnAttention::read_feature(const Settings& options) {
@@ -43,6 +82,46 @@ void LlnAttention::read_feature(const Settings& options) {
   if (feature_ == "power") {
     feature_ = fmt::format("power{}", options.number("power", 2, 0.1, 16));
   }
+}
+
+void LlnAttention::read_variants(const Settings& options) {
+  centred_keys_ = options.flag("centred_keys", false);
+  const std::int64_t wide = options.integer("wide", 0, 0, kMostFeatures);
+  two_sided_ = options.flag("two_sided", false);
+  const bool contrast = options.choice("chain", "none", {"none", "contrast"}) == "contrast";
+  const auto needs_all = [&](bool asked, const char* key, const char* off) {
+    if (!asked || !config().causal) return;
+    options.refuse(key, fmt::format("{}: it is for bidirectional attention alone", off));
+  };
+  needs_all(centred_keys_, "centred_keys", "false");
+  needs_all(wide != 0, "wide", "0");
+  needs_all(two_sided_, "two_sided", "false");
+  needs_all(contrast, "chain", "\"none\"");
+  if (wide != 0) {
+    features_ = wide;
+    wide_ = register_parameter("wide", draw_rotations(config().heads, channels(), wide));
+  }
+  if (two_sided_) features_ *= 2;
+  if (two_sided_ && features_ > kMostFeatures) {
+    options.refuse("two_sided", fmt::format("false with {} features of one side: {} in all at most",
+                                            features_ / 2, kMostFeatures));
+  }
+  if (contrast) chain_ = register_parameter("chain", at::zeros({config().heads}));
+}
+
+bool LlnAttention::varied() const {
+  return centred_keys_ || two_sided_ || wide_.defined() || chain_.defined();
+}
+
+LlnAttention::Projected LlnAttention::mapped(const Projected& projected,
+                                             const Tensor& key_mask) const {
+  Projected all = projected;
+  if (centred_keys_) all.k = centred(all.k, key_mask);
+  for (Tensor* x : {&all.q, &all.k}) {
+    if (wide_.defined()) *x = times_of_head(*x, wide_);
+    if (two_sided_) *x = at::cat({*x, -*x}, -1);
+  }
+  return all;
 }
 
 void LlnAttention::read_matching(const Settings& options) {
@@ -85,7 +164,7 @@ void LlnAttention::read_calibration(const std::string& file) {
 std::pair<Tensor, Tensor> LlnAttention::fixed_scales() const {
   if (matching_ == "learned") return {log_alpha_.exp(), log_beta_.exp()};
   if (matching_ == "frozen") return {alpha_, beta_};
-  if (matching_ == "ema") return running_scales(running_, channels());
+  if (matching_ == "ema") return running_scales(running_, features_);
   if (matching_ == "none") {
     const Tensor ones =
         at::ones({config().heads}, parameters().front().options().dtype(at::kFloat));
@@ -134,7 +213,7 @@ void LlnAttention::update_running(const Tensor& q, const Tensor& k, const Tensor
   if (context.pieces != nullptr) {
     const PieceMoments moments = join_moments(q, k, *context.pieces);
     running = running.to(at::kCPU);
-    update_joined(running, moments.q, moments.k, channels(), ema_decay_);
+    update_joined(running, moments.q, moments.k, features_, ema_decay_);
   } else {
     update_moments(running, q, k, {.key_mask = key_mask}, ema_decay_);
   }
@@ -158,11 +237,22 @@ Tensor LlnAttention::run_call(const Projected& projected, const AttentionCall& c
 
 Tensor LlnAttention::attend(const Tensor& q, const Tensor& k, const Tensor& v,
                             const Tensor& key_mask, Context& context) {
-  return run_call({q, k, v}, call(key_mask), context);
+  AttentionCall step = call(key_mask);
+  const Projected inputs = mapped({q, k, v}, key_mask);
+  if (!chain_.defined()) return run_call(inputs, step, context);
+  if (!step.alpha.defined() && !step.fixed_alpha) {  // matched once for both steps
+    std::tie(step.alpha, step.beta) = match(inputs.q, inputs.k, step);
+  }
+  const Tensor once = run_call(inputs, step, context);
+  const Tensor twice = attention(inputs.q, inputs.k, once, step);
+  const Tensor share = at::sigmoid(at_least_f32(chain_)).view({1, -1, 1, 1});
+  return (once + share * (once - twice)).to(once.scalar_type());
 }
 
 Tensor LlnAttention::attend_both(const Projected& projected, const Tensor& x,
                                  const Tensor& key_mask, Context& context) {
+  // Diag is of q and k as they are.
+  if (varied()) return ProjectedAttention::attend_both(projected, x, key_mask, context);
   AttentionCall both = call(key_mask);
   if (diag_block() == 0) return run_call(projected, both, context);
   both.diag_block = diag_block();
@@ -178,6 +268,12 @@ Tensor LlnAttention::attend_both(const Projected& projected, const Tensor& x,
 
 void LlnAttention::describe(Observation& observation) const {
   observation.kind = feature_ == "exp" ? "lln" : feature_;
+  if (varied()) {
+    const at::NoGradGuard no_graph;
+    const Projected inputs = mapped({observation.q, observation.k, {}}, observation.key_mask);
+    observation.q = inputs.q;
+    observation.k = inputs.k;
+  }
   const AttentionCall settings = call(observation.key_mask);
   if (settings.alpha.defined()) {
     observation.alpha = settings.alpha.detach().unsqueeze(0);
@@ -198,7 +294,7 @@ std::shared_ptr<Attention> make_lln(const AttentionConfig& config, const Setting
   return std::make_shared<LlnAttention>(config, options);
 }
 
-constexpr const char* kMatchingParameters = "none; matching = learned: 2 H";
+constexpr const char* kMatchingParameters = "none; matching = learned: 2 H, wide: dim F, chain: H";
 constexpr const char* kLlnPadding = "masked keys; padding is not in the moments";
 
 }  // namespace

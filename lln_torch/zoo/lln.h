@@ -17,12 +17,19 @@ namespace lln_torch {
 // "learned" (parameters) or "frozen" (buffers), the last two with alpha and beta to begin with;
 // frozen with calibration, a file, in their place.
 // per_head is the default, ema where causal, none for features other than exp.
+//
+// Not causal, and each with or without the others: centred_keys = true (keys less their mean over
+// the tokens), wide = F (q and k of a head times one learned matrix [D, F] before the map),
+// two_sided = true (features of [x, -x]), chain = "contrast" (o + l (o - P o) for o = P v, with a
+// learned l per head in (0, 1)). alpha and beta are matched on what the map takes.
 class LlnAttention : public ProjectedAttention {
  public:
   // `feature` in place of the keys feature and matching, for attentions that are one map.
   LlnAttention(const AttentionConfig& config, const Settings& options, std::string feature = "");
 
-  std::int64_t piece_unit() const override { return std::max<std::int64_t>(diag_block(), 1); }
+  std::int64_t piece_unit() const override {
+    return varied() ? 0 : std::max<std::int64_t>(diag_block(), 1);
+  }
   const std::string& matching() const { return matching_; }
   const std::string& feature() const { return feature_; }  // as the op takes it: "power2"
 
@@ -41,9 +48,14 @@ class LlnAttention : public ProjectedAttention {
 
  private:
   void read_feature(const Settings& options);
+  void read_variants(const Settings& options);
   void read_matching(const Settings& options);
   // Mode "frozen" by a file of `lln calibrate` over a dump of a run.
   void read_calibration(const std::string& file);
+  // Whether q and k are changed before the map, or the chain takes a second step.
+  bool varied() const;
+  // q and k as the map takes them.
+  Projected mapped(const Projected& projected, const Tensor& key_mask) const;
   // All of a call but the weights of the two parts.
   AttentionCall call(const Tensor& key_mask) const;
   // The call, on the whole sequence or on a piece of it, and a step of the running moments.
@@ -52,6 +64,10 @@ class LlnAttention : public ProjectedAttention {
                       const Context& context);
 
   std::string feature_, matching_ = "none";
+  bool centred_keys_ = false, two_sided_ = false;
+  Tensor wide_;                // [heads, channels, wide]
+  Tensor chain_;               // [heads]: l is its sigmoid
+  std::int64_t features_ = 0;  // of a head: the channels of q and k as the map takes them
   double ema_decay_ = 0;
   Tensor running_;               // f64 [2, heads, 3] of "ema", as the core keeps them
   Tensor alpha_, beta_;          // [heads] of "frozen"

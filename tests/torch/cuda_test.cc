@@ -233,8 +233,9 @@ TEST_F(OnDevice, DecodingReplaysTheCausalForward) {
 
 // A sum of outputs, and the gradients of parameters and tokens.
 std::vector<Tensor> zoo_results(const AttentionConfig& config, const Tensor& x, const Tensor& mask,
-                                const Tensor& weights, const torch::Device& device) {
-  const auto attention = made(config);
+                                const Tensor& weights, const torch::Device& device,
+                                const std::string& toml = "") {
+  const auto attention = made(config, toml);
   attention->to(device);
   const Tensor leaf = x.detach().to(device).requires_grad_();
   const Tensor there = mask.defined() ? mask.to(device) : mask;
@@ -294,6 +295,24 @@ TEST_P(ZooOnDevice, RunsUnderBf16Autocast) {
 INSTANTIATE_TEST_SUITE_P(All, ZooOnDevice, testing::ValuesIn(every_attention()),
                          [](const auto& made_case) { return name_of(made_case.param); });
 
+constexpr std::array kLlnVariants{"centred_keys=true", "wide=24", "two_sided=true",
+                                  "chain=\"contrast\""};
+
+TEST_F(OnDevice, VariantsOfLlnAreThoseOfTheCpu) {
+  const AttentionConfig config = config_alone({"lln+diag", false});
+  const Tensor mask = mask_of({131, 40, 1}, 131);
+  const Tensor x = with_garbage(random_tokens(3, 131, config.dim), mask, 3);
+  const Tensor weights = at::randn_like(x);
+  for (const char* variant : kLlnVariants) {
+    SCOPED_TRACE(variant);
+    const auto expected = zoo_results(config, x, mask, weights, torch::kCPU, variant);
+    const auto found = zoo_results(config, x, mask, weights, kDevice, variant);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      expect_near(found[i], expected[i], 1e-3, "result " + std::to_string(i));
+    }
+  }
+}
+
 class TrainOnDevice : public OnDevice {
  protected:
   // Settings of a small training on random tokens, and its losses, step by step.
@@ -340,6 +359,20 @@ TEST_F(TrainOnDevice, AGraphChangesNothing) {
     const auto expected = losses(config(one.name, one.causal, false, true), kDevice);
     const auto found = losses(config(one.name, one.causal, true, true), kDevice);
     for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 2e-2) << i;
+  }
+}
+
+TEST_F(TrainOnDevice, AGraphChangesNothingInVariantsOfLln) {
+  for (const std::string variant : kLlnVariants) {
+    SCOPED_TRACE(variant);
+    std::vector<double> all[2];
+    for (const bool graph : {false, true}) {
+      Settings settings = config("lln+diag", false, graph, true);
+      settings.set("attention.matching=entropy");
+      settings.set("attention." + variant);
+      all[graph ? 1 : 0] = losses(settings, kDevice);
+    }
+    for (std::size_t i = 0; i < all[0].size(); ++i) EXPECT_NEAR(all[1][i], all[0][i], 2e-2) << i;
   }
 }
 
