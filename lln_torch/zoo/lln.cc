@@ -251,8 +251,12 @@ Tensor LlnAttention::attend(const Tensor& q, const Tensor& k, const Tensor& v,
 
 Tensor LlnAttention::attend_both(const Projected& projected, const Tensor& x,
                                  const Tensor& key_mask, Context& context) {
-  // Diag is of q and k as they are.
-  if (varied()) return ProjectedAttention::attend_both(projected, x, key_mask, context);
+  // Variants have Diag of q and k as they are. And on CUDA devices the core has gradients of
+  // weights in its plain kernels alone: two calls, which torch mixes, run on tensor cores.
+  const bool weights_learn = diag() != "none" && diag() != "average" && at::GradMode::is_enabled();
+  if (varied() || (weights_learn && x.is_cuda() && context.pieces == nullptr)) {
+    return ProjectedAttention::attend_both(projected, x, key_mask, context);
+  }
   AttentionCall both = call(key_mask);
   if (diag_block() == 0) return run_call(projected, both, context);
   both.diag_block = diag_block();
