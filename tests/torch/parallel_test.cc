@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
 
+#include <array>
 #include <atomic>
 #include <memory>
 #include <vector>
@@ -218,8 +219,10 @@ TEST(TrainStep, PartsWithoutPredictionsCountForNothing) {
   TrainStep step(*alone, optimizer, {}, torch::kCPU);
   for (int i = 0; i < 3; ++i) step.run(parts, i, 0.1);
   const StepSums expected = step.take();
+  // Threads that draw weights at once would share them out between them.
+  const std::array models = {word_model("learned"), word_model("learned")};
   on_watched_threads(2, [&](const RankGroup& group) {
-    const auto model = word_model("learned");
+    const auto& model = models[static_cast<std::size_t>(group.rank())];
     Optimizer own(*model, sgd);
     // Buckets of every size: all are sent, also after a part that gives them nothing.
     GradientExchange exchange(group, own.parameters(), 1024);
@@ -233,8 +236,9 @@ TEST(TrainStep, PartsWithoutPredictionsCountForNothing) {
 }
 
 TEST(TrainStep, PartsWithoutPredictionsAreSeenByRunningMoments) {
-  on_watched_threads(2, [](const RankGroup& group) {
-    const auto model = word_model("ema");
+  const std::array models = {word_model("ema"), word_model("ema")};
+  on_watched_threads(2, [&](const RankGroup& group) {
+    const auto& model = models[static_cast<std::size_t>(group.rank())];
     Optimizer optimizer(*model, {});
     GradientExchange exchange(group, optimizer.parameters());
     TrainStep step(*model, optimizer, {}, torch::kCPU, &exchange);
