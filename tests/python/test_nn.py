@@ -198,7 +198,7 @@ def _train(rank: int, folder: str) -> None:
     if rank == 0:
         gradients = {name: p.grad for name, p in model.module.named_parameters()}
         torch.save(gradients, os.path.join(folder, "gradients.pt"))
-    # Torch ends the process where one rank leaves, or the group goes, while the other still uses it.
+    # Torch aborts where a rank leaves, or the group goes, while something still uses it.
     dist.barrier()
     del model
     dist.destroy_process_group()
