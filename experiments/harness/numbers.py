@@ -47,22 +47,19 @@ def fixed(number, digits=2):
     return NONE if number is None else f"{number:.{digits}f}"
 
 
-def size(count):
-    if count is None:
+def in_units(number, units):
+    if number is None:
         return NONE
-    for scale, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
-        if count >= scale:
-            return f"{count / scale:.3g} {name}"
-    return f"{count:.0f} B"
+    scale, name = next((unit for unit in units if number >= unit[0]), units[-1])
+    return f"{number / scale:.3g}{name}"
+
+
+def size(count):
+    return in_units(count, ((1e9, " GB"), (1e6, " MB"), (1e3, " KB"), (1, " B")))
 
 
 def rate(number):
-    if number is None:
-        return NONE
-    for scale, name in ((1e6, "M"), (1e3, "k")):
-        if number >= scale:
-            return f"{number / scale:.3g}{name}"
-    return f"{number:.3g}"
+    return in_units(number, ((1e6, "M"), (1e3, "k"), (1, "")))
 
 
 def duration(seconds):

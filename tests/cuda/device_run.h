@@ -38,6 +38,22 @@ class OnDevice : public testing::Test {
   }
 };
 
+// With a stream of its own.
+class OnStream : public OnDevice {
+ protected:
+  void SetUp() override {
+    OnDevice::SetUp();
+    if (IsSkipped()) return;
+    ASSERT_EQ(cudaStreamCreate(&stream_), cudaSuccess);
+  }
+  void TearDown() override {
+    OnDevice::TearDown();
+    if (stream_ != nullptr) cudaStreamDestroy(stream_);
+  }
+
+  cudaStream_t stream_ = nullptr;
+};
+
 inline void call(const Case& c, const CaseViews& views, const Exec& exec) {
   if (c.problem.op == Op::forward) {
     attention_forward(views.in, views.out, conformance::options(c), exec);

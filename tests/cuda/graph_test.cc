@@ -8,18 +8,8 @@
 namespace lln::test {
 namespace {
 
-class CudaGraph : public OnDevice {
+class CudaGraph : public OnStream {
  protected:
-  void SetUp() override {
-    OnDevice::SetUp();
-    if (IsSkipped()) return;
-    ASSERT_EQ(cudaStreamCreate(&stream_), cudaSuccess);
-  }
-  void TearDown() override {
-    OnDevice::TearDown();
-    if (stream_ != nullptr) cudaStreamDestroy(stream_);
-  }
-
   // What is called while the stream is captured, as a graph that can be launched.
   template <class Body>
   cudaGraphExec_t captured(const Body& body) {
@@ -32,8 +22,6 @@ class CudaGraph : public OnDevice {
     cudaGraphDestroy(graph);
     return program;
   }
-
-  cudaStream_t stream_ = nullptr;
 };
 
 void overwrite(const ConstView& view, const Tensor& with) {

@@ -6,17 +6,8 @@
 namespace lln::test {
 namespace {
 
-class CudaOrder : public OnDevice {
+class CudaOrder : public OnStream {
  protected:
-  void SetUp() override {
-    OnDevice::SetUp();
-    if (IsSkipped()) return;
-    ASSERT_EQ(cudaStreamCreate(&stream_), cudaSuccess);
-  }
-  void TearDown() override {
-    OnDevice::TearDown();
-    if (stream_ != nullptr) cudaStreamDestroy(stream_);
-  }
   void wait() { ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess); }
   // NaN everywhere, in the order of the stream.
   void poison(const View& view) {
@@ -24,8 +15,6 @@ class CudaOrder : public OnDevice {
     for (const std::int64_t size : view.shape) bytes *= static_cast<std::size_t>(size);
     ASSERT_EQ(cudaMemsetAsync(view.data, 0xFF, bytes, stream_), cudaSuccess);
   }
-
-  cudaStream_t stream_ = nullptr;
 };
 
 // A forward call, a second one on what the first gave, and its backward with the state that it
