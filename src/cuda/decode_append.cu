@@ -7,6 +7,8 @@
 #include "cuda/decode.h"
 #include "cuda/decode_kernels.h"
 #include "cuda/decode_walk.cuh"
+#include "cuda/instructions.cuh"
+#include "cuda/launch.h"
 
 namespace lln::cuda {
 namespace {
@@ -45,7 +47,7 @@ __device__ inline KeySet piece_sums(const AppendCall& a, std::int64_t slot, std:
 template <bool kRead>
 __global__ void __launch_bounds__(kWalkThreads)
     append_walk_kernel(const __grid_constant__ AppendCall a) {
-  extern __shared__ float4 memory[];
+  LLN_DYNAMIC_SHARED(memory);
   const DecodeCall& c = a.call;
   const int columns = static_cast<int>(blockIdx.x % static_cast<unsigned>(a.columns));
   const std::int64_t task = blockIdx.x / static_cast<unsigned>(a.columns);
@@ -175,13 +177,8 @@ __global__ void __launch_bounds__(kEndThreads)
 template <bool kRead>
 void launch_walk(const AppendCall& a, std::int64_t blocks, int device, cudaStream_t stream) {
   const auto bytes = static_cast<int>(walk_floats(a.call.shape, kRead) * 4);
-  // All that the device has, not what this call needs: other threads may be launching it too.
-  check(cudaFuncSetAttribute(append_walk_kernel<kRead>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             shared_memory(device)),
-        "append_walk_kernel");
-  append_walk_kernel<kRead>
-      <<<static_cast<unsigned>(blocks), kWalkThreads, static_cast<std::size_t>(bytes), stream>>>(a);
-  check_launch("append_walk_kernel");
+  launch("append_walk_kernel", append_walk_kernel<kRead>,
+         LaunchShape{blocks, kWalkThreads, bytes, stream, false, shared_memory(device)}, a);
 }
 
 std::string append_refusal(const Problem& p) {
@@ -204,12 +201,11 @@ void run_append(const Call& call) {
   const auto stream = static_cast<cudaStream_t>(call.stream);
   const std::int64_t blocks = slots * a.pieces * a.columns;
   launch_walk<false>(a, blocks, p.device.index, stream);
-  append_scan_kernel<<<static_cast<unsigned>(slots * ceil_div(p.dim, kScanWarps)), kScanThreads, 0,
-                       stream>>>(a);
-  check_launch("append_scan_kernel");
+  launch("append_scan_kernel", append_scan_kernel,
+         LaunchShape{slots * ceil_div(p.dim, kScanWarps), kScanThreads, 0, stream}, a);
   if (a.call.rows) launch_walk<true>(a, blocks, p.device.index, stream);
-  append_end_kernel<<<static_cast<unsigned>(slots), kEndThreads, 0, stream>>>(a.call);
-  check_launch("append_end_kernel");
+  launch("append_end_kernel", append_end_kernel, LaunchShape{slots, kEndThreads, 0, stream},
+         a.call);
 }
 
 std::size_t append_workspace(const Problem& p, int) {

@@ -2,7 +2,7 @@
 // another state, and copies. Math and layout are those of math/state.h.
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/decode.h"
-#include "cuda/device.h"
+#include "cuda/launch.h"
 
 namespace lln::cuda {
 namespace {
@@ -81,18 +81,14 @@ void wait(void* stream) {
 
 void decode_clear(const DecodeShape& shape, const DecodeSlots& slots, std::int64_t first,
                   std::int64_t count, void* stream) {
-  if (count == 0) return;
-  clear_kernel<<<static_cast<unsigned>(count), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-      shape, slots, first);
-  check_launch("clear_kernel");
+  launch("clear_kernel", clear_kernel,
+         LaunchShape{count, kThreads, 0, static_cast<cudaStream_t>(stream)}, shape, slots, first);
 }
 
 void decode_merge(const DecodeShape& shape, const DecodeSlots& into, const DecodeSlots& later,
                   std::int64_t count, void* stream) {
-  if (count == 0) return;
-  merge_kernel<<<static_cast<unsigned>(count), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-      shape, into, later);
-  check_launch("merge_kernel");
+  launch("merge_kernel", merge_kernel,
+         LaunchShape{count, kThreads, 0, static_cast<cudaStream_t>(stream)}, shape, into, later);
 }
 
 void copy_on_device(void* to, const void* from, std::size_t bytes, void* stream) {

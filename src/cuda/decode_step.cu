@@ -7,7 +7,8 @@
 
 #include "cuda/decode.h"
 #include "cuda/decode_kernels.h"
-#include "cuda/device.h"
+#include "cuda/instructions.cuh"
+#include "cuda/launch.h"
 
 namespace lln::cuda {
 namespace {
@@ -21,18 +22,13 @@ constexpr int kBlocks = kRows == 1 ? 3 : 2;
 // The sums of the slots that blocks after the first `resident` ones take begin their way to the
 // second-level cache at once: memory has no pause while blocks change.
 __device__ void prefetch_later_slots(const DecodeCall& c, unsigned resident) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   if (blockIdx.x >= resident || threadIdx.x > 1) return;
   const auto bytes = static_cast<unsigned>(c.shape.d * c.shape.dvp * sizeof(float));
   for (unsigned later = blockIdx.x + resident; later < gridDim.x; later += resident) {
     const DecodeSlot slot = c.shape.slot(c.state, later);
     const float* const values = threadIdx.x == 0 ? slot.all.values : slot.recent.values;
-    asm volatile(
-        "cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(values)),
-        "r"(bytes)
-        : "memory");
+    prefetch_l2(values, bytes);
   }
-#endif
 }
 
 // Sequences that add more than `most` tokens are left to the kernels of decode_append.cu.
@@ -86,10 +82,9 @@ void launch_read(const DecodeCall& c, std::int64_t slots, cudaStream_t stream) {
   const std::int64_t heads = tokens == 1 ? 1 : group;
   const std::int64_t tiles = ceil_div(tokens == 1 ? group : tokens, kRows);
   if (slots * tiles == 0) return;
-  const auto blocks = static_cast<unsigned>(slots * heads * tiles);
-  decode_read_kernel<kRows, kBlock><<<blocks, kStepThreads, 0, stream>>>(
-      c, static_cast<unsigned>(tiles), static_cast<unsigned>(heads));
-  check_launch("decode_read_kernel");
+  launch("decode_read_kernel", decode_read_kernel<kRows, kBlock>,
+         LaunchShape{slots * heads * tiles, kStepThreads, 0, stream}, c,
+         static_cast<unsigned>(tiles), static_cast<unsigned>(heads));
 }
 
 void run_step(const Call& call) {
@@ -98,10 +93,10 @@ void run_step(const Call& call) {
   const DecodeCall c = make_decode_call(call);
   const auto stream = static_cast<cudaStream_t>(call.stream);
   const bool one = p.heads / p.heads_k * p.tokens == 1;
-  const auto launch = p.has_diag() ? one ? launch_read<1, true> : launch_read<kManyRows, true>
-                      : one ? launch_read<1, false>
-                                   : launch_read<kManyRows, false>;
-  launch(c, p.batch * p.heads_k, stream);
+  const auto read = p.has_diag() ? one ? launch_read<1, true> : launch_read<kManyRows, true>
+                    : one ? launch_read<1, false>
+                                 : launch_read<kManyRows, false>;
+  read(c, p.batch * p.heads_k, stream);
 }
 
 }  // namespace
@@ -110,8 +105,6 @@ void append_few(const Call& call, std::int64_t most) {
   const Problem& p = call.problem;
   const DecodeCall c = make_decode_call(call);
   const auto stream = static_cast<cudaStream_t>(call.stream);
-  const auto blocks = static_cast<unsigned>(p.batch * p.heads_k);
-  if (blocks == 0) return;
   const bool one = p.heads == p.heads_k || !c.rows;
   const auto kernel = p.has_diag()
                           ? one ? decode_step_kernel<1, true> : decode_step_kernel<kManyRows, true>
@@ -119,8 +112,8 @@ void append_few(const Call& call, std::int64_t most) {
                             : decode_step_kernel<kManyRows, false>;
   const int each = one ? kBlocks<1> : kBlocks<kManyRows>;
   const auto resident = static_cast<unsigned>(multiprocessors(p.device.index) * each);
-  kernel<<<blocks, kStepThreads, 0, stream>>>(c, most, resident);
-  check_launch("decode_step_kernel");
+  launch("decode_step_kernel", kernel, LaunchShape{p.batch * p.heads_k, kStepThreads, 0, stream}, c,
+         most, resident);
 }
 
 std::string decode_refusal(const Problem& problem) {

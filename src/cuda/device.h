@@ -15,8 +15,6 @@ namespace lln::cuda {
 // Throws Error(device), or Error(out_of_memory), with the runtime's own text, after clearing the
 // runtime's sticky last error.
 void check(cudaError_t status, const char* what);
-// After a launch.
-inline void check_launch(const char* kernel) { check(cudaGetLastError(), kernel); }
 
 // How many devices there are, and why there are none.
 int device_count(std::string& why_none);

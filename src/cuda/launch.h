@@ -1,8 +1,10 @@
 // Launching kernels: more than 48 KB of shared memory where asked for, and launches whose blocks
-// may start before the last ones of the previous kernel have ended (mma.cuh: wait_for_previous).
+// may start before the last ones of the previous kernel have ended (instructions.cuh:
+// wait_for_previous).
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -10,6 +12,10 @@
 #include "lln/error.h"
 
 namespace lln::cuda {
+
+inline std::int64_t blocks_for(std::int64_t items, std::int64_t per_block) {
+  return (items + per_block - 1) / per_block;
+}
 
 struct LaunchShape {
   std::int64_t blocks = 0;
@@ -20,6 +26,9 @@ struct LaunchShape {
   // a call then calls wait_for_previous() before it reads or writes anything, later ones before
   // they read what the previous one wrote, which called let_next_start() after waiting itself.
   bool overlapping = false;
+  // The most that any launch of the kernel asks for, where they ask for more or less: other threads
+  // may be launching it, too.
+  int most_shared = 0;
 };
 
 template <class... Parameters, class... Arguments>
@@ -32,8 +41,10 @@ void launch(const char* name, void (*kernel)(Parameters...), const LaunchShape& 
                                             " blocks, a grid has at most " +
                                             std::to_string(kMostBlocks));
   }
-  if (shape.shared > 48 * 1024) {
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared),
+  constexpr int kWithoutAsking = 48 * 1024;
+  if (shape.shared > kWithoutAsking) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               std::max(shape.shared, shape.most_shared)),
           name);
   }
   cudaLaunchAttribute overlap;

@@ -1,7 +1,7 @@
 // What becomes of moments: alpha and beta, running moments, and numbers for the host.
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/device.h"
 #include "cuda/device_call.h"
+#include "cuda/launch.h"
 #include "cuda/moments_pairs.cuh"
 
 namespace lln::cuda {
@@ -89,13 +89,15 @@ ScaleOutputs outputs(const Problem& p, const MatchingOutputs& out) {
           p.heads / p.heads_k};
 }
 
+LaunchShape in_blocks(const MatchingCall& call, std::int64_t items, int each) {
+  return {blocks_for(items, each), kMomentThreads, 0, static_cast<cudaStream_t>(call.stream)};
+}
+
 template <class Source>
 void write_all(const MatchingCall& call, const MatchingOutputs& out, const Source& source) {
   const Problem& p = call.problem;
-  if (p.sequences == 0) return;
-  scales_kernel<<<blocks_for(p.sequences * p.heads_k, kMomentThreads), kMomentThreads, 0,
-                  static_cast<cudaStream_t>(call.stream)>>>(outputs(p, out), source);
-  check_launch("scales_kernel");
+  launch("scales_kernel", scales_kernel<Source>,
+         in_blocks(call, p.sequences * p.heads_k, kMomentThreads), outputs(p, out), source);
 }
 
 Scale broadcast(const ConstView& view) {
@@ -116,11 +118,8 @@ void match_none(const MatchingCall& call, const MatchingOutputs& out) {
 
 void match_frozen(const MatchingCall& call, const MatchingOutputs& out) {
   const Problem& p = call.problem;
-  if (p.sequences == 0) return;
-  frozen_kernel<<<blocks_for(p.sequences * p.heads, kMomentThreads), kMomentThreads, 0,
-                  static_cast<cudaStream_t>(call.stream)>>>(
-      outputs(p, out), broadcast(call.in.alpha), broadcast(call.in.beta));
-  check_launch("frozen_kernel");
+  launch("frozen_kernel", frozen_kernel, in_blocks(call, p.sequences * p.heads, kMomentThreads),
+         outputs(p, out), broadcast(call.in.alpha), broadcast(call.in.beta));
 }
 
 void match_per_head(const MatchingCall& call, const MatchingOutputs& out,
@@ -131,9 +130,8 @@ void match_per_head(const MatchingCall& call, const MatchingOutputs& out,
 void match_paper(const MatchingCall& call, const MatchingOutputs& out, const MatchingRule& rule) {
   const PairMoments pairs = sum_pairs(call, true);
   if (call.problem.sequences == 0) return;
-  pooled_kernel<<<1, kMomentThreads, 0, static_cast<cudaStream_t>(call.stream)>>>(
-      outputs(call.problem, out), pairs, static_cast<int>(call.problem.dim), rule);
-  check_launch("pooled_kernel");
+  launch("pooled_kernel", pooled_kernel, in_blocks(call, 1, 1), outputs(call.problem, out), pairs,
+         static_cast<int>(call.problem.dim), rule);
 }
 
 void match_running(const MatchingCall& call, const MatchingOutputs& out, const MatchingRule& rule,
@@ -144,10 +142,8 @@ void match_running(const MatchingCall& call, const MatchingOutputs& out, const M
 void update_running(const MatchingCall& call, const DeviceRunningMoments& running) {
   const PairMoments pairs = sum_pairs(call, true);
   const Problem& p = call.problem;
-  update_kernel<<<blocks_for(2 * p.heads_k, kMomentWarps), kMomentThreads, 0,
-                  static_cast<cudaStream_t>(call.stream)>>>(pairs, p.sequences, p.heads_k,
-                                                            heads_of(running), running.decay);
-  check_launch("update_kernel");
+  launch("update_kernel", update_kernel, in_blocks(call, 2 * p.heads_k, kMomentWarps), pairs,
+         p.sequences, p.heads_k, heads_of(running), running.decay);
 }
 
 void sum_heads(const MatchingCall& call, std::span<Moments> out) {

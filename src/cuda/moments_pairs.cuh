@@ -37,10 +37,6 @@ struct Scales {
 PairMoments sum_pairs(const MatchingCall& call, bool with_q, const ScaleOutputs& scales = {},
                       const MatchingRule& rule = {});
 
-inline unsigned blocks_for(std::int64_t items, std::int64_t per_block) {
-  return static_cast<unsigned>((items + per_block - 1) / per_block);
-}
-
 #ifdef __CUDACC__
 
 __device__ inline Moments shifted_down(const Moments& m, int lanes) {

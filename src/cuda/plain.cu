@@ -4,7 +4,8 @@
 
 #include <algorithm>
 
-#include "cuda/device.h"
+#include "cuda/instructions.cuh"
+#include "cuda/launch.h"
 #include "cuda/plain_plan.cuh"
 
 namespace lln::cuda {
@@ -15,7 +16,7 @@ using namespace plain;
 // A block of threads on the device (plain_block.cuh).
 struct DeviceBlock {
   __device__ static float* shared() {
-    extern __shared__ double memory[];
+    LLN_DYNAMIC_SHARED(memory);
     return reinterpret_cast<float*>(memory);
   }
   template <class Phase>
@@ -44,22 +45,14 @@ struct DeviceLaunch {
 
   template <class Body>
   void operator()(const Body& body, std::int64_t blocks, int shared) const {
-    constexpr int kWithoutAsking = 48 * 1024;
-    if (shared > kWithoutAsking) {  // always the same: calls of other threads need more or less
-      check(cudaFuncSetAttribute(plain_kernel<Body>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 kSharedBytes),
-            Body::kName);
-    }
-    if (blocks == 0) return;
     // Kernels that hardly ever have work ask with few blocks; rows without a sequence are no
     // head's.
     constexpr std::int64_t kMostBlocks = 1 << 30, kFewBlocks = 256;
     const bool rarely = any != nullptr && !std::is_same_v<Body, ZeroRows>;
     const std::int64_t grid = std::min(blocks, rarely ? kFewBlocks : kMostBlocks);
-    plain_kernel<Body>
-        <<<static_cast<unsigned>(grid), kThreads, static_cast<unsigned>(shared), stream>>>(
-            body, blocks, rarely ? any : nullptr);
-    check_launch(Body::kName);
+    launch(Body::kName, plain_kernel<Body>,
+           LaunchShape{grid, kThreads, shared, stream, false, kSharedBytes}, body, blocks,
+           rarely ? any : nullptr);
   }
 };
 

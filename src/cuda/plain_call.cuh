@@ -3,15 +3,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include "cuda/device_call.h"
 #include "cuda/plain_block.cuh"
 #include "math/feature_map.h"
-#ifdef __CUDACC__
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#else
-#include "math/half.h"
-#endif
 
 namespace lln::cuda::plain {
 
@@ -187,12 +184,8 @@ __device__ inline std::int64_t chunk_index(const PlainCall& p, const DeviceSeque
 __device__ inline float load(const void* data, DType dtype, std::int64_t i) {
   if (dtype == DType::f32) return static_cast<const float*>(data)[i];
   const std::uint16_t bits = static_cast<const std::uint16_t*>(data)[i];
-#ifdef __CUDACC__
   if (dtype == DType::f16) return __half2float(__ushort_as_half(bits));
   return __uint_as_float(static_cast<unsigned>(bits) << 16);
-#else
-  return dtype == DType::f16 ? f32_from_f16(bits) : f32_from_bf16(bits);
-#endif
 }
 
 __device__ inline void store(void* data, DType dtype, std::int64_t i, float value) {
@@ -200,12 +193,8 @@ __device__ inline void store(void* data, DType dtype, std::int64_t i, float valu
     static_cast<float*>(data)[i] = value;
     return;
   }
-#ifdef __CUDACC__
   const std::uint16_t bits = dtype == DType::f16 ? __half_as_ushort(__float2half_rn(value))
                                                  : __bfloat16_as_ushort(__float2bfloat16_rn(value));
-#else
-  const std::uint16_t bits = dtype == DType::f16 ? f16_from_f32(value) : bf16_from_f32(value);
-#endif
   static_cast<std::uint16_t*>(data)[i] = bits;
 }
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <string>
 
-#include "cuda/device.h"
 #include "cuda/device_call.h"
+#include "cuda/launch.h"
 #include "lln/error.h"
 
 namespace lln::cuda {
@@ -281,10 +281,6 @@ Weight weight(const ConstView& view, float constant, bool complement) {
           complement};
 }
 
-unsigned blocks_for(std::int64_t items, std::int64_t per_block) {
-  return static_cast<unsigned>((items + per_block - 1) / per_block);
-}
-
 }  // namespace
 
 cudaError_t find_code(int& version) {
@@ -370,7 +366,10 @@ void prepare_sequences(const Call& call, const Jobs& q_jobs, const Jobs& k_jobs,
   auto* const entries = static_cast<DeviceSequence*>(table);
   all.table = entries;
   if (p.sequences == 0) return;
-  const auto stream = static_cast<cudaStream_t>(call.stream);
+  const auto in_blocks = [&](std::int64_t items, int each) {
+    return LaunchShape{blocks_for(items, each), kThreads, 0,
+                       static_cast<cudaStream_t>(call.stream)};
+  };
   std::uint32_t* const faults = fault_word(p.device.index);
   const Origins origins{indices(call.in.block_origins), p.diag_block};
   if (p.packed) {
@@ -387,8 +386,7 @@ void prepare_sequences(const Call& call, const Jobs& q_jobs, const Jobs& k_jobs,
                              k_jobs,
                              origins,
                              faults};
-    packed_kernel<<<blocks_for(p.sequences, kSequencesPerBlock), kThreads, 0, stream>>>(packed);
-    check_launch("packed_kernel");
+    launch("packed_kernel", packed_kernel, in_blocks(p.sequences, kSequencesPerBlock), packed);
     auto* const job_sequences = reinterpret_cast<std::int32_t*>(entries + p.sequences);
     all.q_job_sequence = job_sequences;
     all.k_job_sequence = job_sequences + all.q_job_limit;
@@ -397,9 +395,9 @@ void prepare_sequences(const Call& call, const Jobs& q_jobs, const Jobs& k_jobs,
       throw Error(ErrorCode::internal, "packed sequences: " + std::to_string(jobs) +
                                            " jobs, room for " + std::to_string(most_jobs(p)));
     }
-    jobs_kernel<<<blocks_for(jobs, kThreads), kThreads, 0, stream>>>(
-        {entries, p.sequences, q_jobs, k_jobs, all.q_job_limit, all.k_job_limit, job_sequences});
-    check_launch("jobs_kernel");
+    launch("jobs_kernel", jobs_kernel, in_blocks(jobs, kThreads),
+           JobTable{entries, p.sequences, q_jobs, k_jobs, all.q_job_limit, all.k_job_limit,
+                    job_sequences});
     return;
   }
   const BatchTable batch{
@@ -407,12 +405,10 @@ void prepare_sequences(const Call& call, const Jobs& q_jobs, const Jobs& k_jobs,
       origins, faults};
   if (call.in.key_mask.given()) {
     const Mask mask{all.mask, all.mask_batch, all.mask_token};
-    mask_kernel<<<static_cast<unsigned>(p.sequences), kThreads, 0, stream>>>(batch, mask);
-    check_launch("mask_kernel");
+    launch("mask_kernel", mask_kernel, in_blocks(p.sequences, 1), batch, mask);
   } else {
-    lengths_kernel<<<blocks_for(p.sequences, kThreads), kThreads, 0, stream>>>(
-        batch, indices(call.in.key_lengths));
-    check_launch("lengths_kernel");
+    launch("lengths_kernel", lengths_kernel, in_blocks(p.sequences, kThreads), batch,
+           indices(call.in.key_lengths));
   }
 }
 

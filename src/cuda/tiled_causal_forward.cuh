@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 3 : 1)
     causal_forward(const __grid_constant__ CausalCall causal) {
   using Shape = CausalForwardShape<kDim>;
   constexpr int kCount = Shape::kPart / 8;
-  extern __shared__ __align__(128) unsigned char shared[];
+  LLN_DYNAMIC_SHARED(shared);
   unsigned char* const eu_tile = shared + Shape::kStages * Shape::kStageBytes;
   unsigned char* const state_tile = eu_tile + Shape::kTileBytes;
   Bf16* const state_mass = reinterpret_cast<Bf16*>(state_tile + Shape::kStateBytes);

@@ -1,7 +1,7 @@
 // Running sums over the pieces of each sequence: of the keys before a piece, and of the rows behind
 // it with all query heads of a group. In the order of the pieces, whatever the batch.
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/device.h"
+#include "cuda/launch.h"
 #include "cuda/tiled_causal_call.h"
 
 namespace lln::cuda {
@@ -100,9 +100,7 @@ void launch_join(const char* name, void (*kernel)(CausalCall), const CausalCall&
   const DeviceCall& call = causal.call;
   const std::int64_t blocks = ((call.dim * call.dim_v + call.dim) / 4 - 1) / kJoinThreads + 1;
   const std::int64_t pairs = call.sequences.count * call.heads_k;
-  if (pairs == 0) return;
-  kernel<<<static_cast<unsigned>(pairs * blocks), kJoinThreads, 0, plan.stream>>>(causal);
-  check_launch(name);
+  launch(name, kernel, LaunchShape{pairs * blocks, kJoinThreads, 0, plan.stream}, causal);
 }
 
 }  // namespace

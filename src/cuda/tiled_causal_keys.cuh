@@ -131,7 +131,7 @@ template <int kDim, bool kDiag>
 __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 2 : 1)
     causal_keys(const __grid_constant__ CausalCall causal) {
   using Shape = CausalKeysShape<kDim>;
-  extern __shared__ __align__(128) unsigned char shared[];
+  LLN_DYNAMIC_SHARED(shared);
   unsigned char* const y_tile = shared + Shape::kStages * Shape::kStageBytes;
   unsigned char* const sum_tile = y_tile + Shape::kTileBytes;
   float* const sum_mass = reinterpret_cast<float*>(sum_tile + Shape::kStateBytes);

@@ -17,7 +17,7 @@ template <int kDim>
 __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 4 : 2)
     causal_key_sums(const __grid_constant__ CausalCall causal) {
   constexpr int kTileBytes = CausalShape<kDim>::kTileBytes;
-  extern __shared__ __align__(128) unsigned char shared[];
+  LLN_DYNAMIC_SHARED(shared);
   const DeviceCall& call = causal.call;
   const CausalPiece piece = find_causal_piece<true>(call);
   if (piece.s < 0 || piece.last) return;

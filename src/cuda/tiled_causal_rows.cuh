@@ -110,7 +110,7 @@ template <int kDim, bool kDiag, bool kSums>
 __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 2 : 1)
     causal_rows(const __grid_constant__ CausalCall causal) {
   using Shape = CausalRowsShape<kDim>;
-  extern __shared__ __align__(128) unsigned char shared[];
+  LLN_DYNAMIC_SHARED(shared);
   unsigned char* const eu_tile = shared + Shape::kStages * Shape::kStageBytes;
   unsigned char* const state_tile = eu_tile + Shape::kTileBytes;
   float* const state_mass = reinterpret_cast<float*>(state_tile + Shape::kStateBytes);

@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
   using Split = DiagSplit<kDim>;
   using Shape = DiagKeysBackwardShape<kDim, kLln>;
   constexpr int kHeld = Split::kHeld, kThreads = Split::kThreads;
-  extern __shared__ __align__(128) unsigned char shared[];
+  LLN_DYNAMIC_SHARED(shared);
   auto* const statistics = reinterpret_cast<RowStatistics*>(shared + Shape::kStatisticsAt);
   const WarpWords<Split> words[2] = {
       {reinterpret_cast<uint4*>(shared + Shape::kWordsAt)},

@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
   using Shape = DiagForwardShape<kDim, kLln>;
   constexpr int kPasses = kDim / kPassWidth;
   constexpr int kPassWords = kOperandBytes<kDim, kPassWidth> / 16;
-  extern __shared__ __align__(128) unsigned char shared[];
+  LLN_DYNAMIC_SHARED(shared);
   uint4* const operand = reinterpret_cast<uint4*>(shared + 2 * Shape::kStageBytes);
   auto& exponents =
       *reinterpret_cast<RowExponents<kDim>*>(shared + 2 * Shape::kStageBytes + Shape::kOperand);

@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
   using Split = DiagSplit<kDim>;
   using Shape = DiagRowsBackwardShape<kDim, kLln>;
   constexpr int kHeld = Split::kHeld, kThreads = Split::kThreads;
-  extern __shared__ __align__(128) unsigned char shared[];
+  LLN_DYNAMIC_SHARED(shared);
   const WarpWords<Split> words{reinterpret_cast<uint4*>(shared + Shape::kWordsAt)};
   auto* const shares = reinterpret_cast<SharedRow*>(shared + Shape::kSharesAt);
   float* const channels = reinterpret_cast<float*>(shared + Shape::kChannelsAt);

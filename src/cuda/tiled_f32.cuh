@@ -135,7 +135,7 @@ template <int kDim>
 __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 2 : 1)
     float_key_sums(const __grid_constant__ TiledCall tiled, bool whole) {
   using Shape = FloatKeysShape<kDim>;
-  extern __shared__ __align__(128) unsigned char shared[];
+  LLN_DYNAMIC_SHARED(shared);
   wait_for_previous();
   let_next_start();
   const DeviceCall& call = tiled.call;
@@ -217,7 +217,7 @@ template <int kDim>
 __global__ void __launch_bounds__(kRowsThreads, kDim <= 64 ? 3 : 2)
     float_rows_forward(const __grid_constant__ TiledCall tiled) {
   constexpr int kStep = 16 * kRowsWarps;
-  extern __shared__ __align__(128) unsigned char shared[];
+  LLN_DYNAMIC_SHARED(shared);
   uint4* const operand = reinterpret_cast<uint4*>(shared);
   float* const exponents = reinterpret_cast<float*>(shared + 3 * kOperandBytes<kDim, kDim>);
   const DeviceCall& call = tiled.call;

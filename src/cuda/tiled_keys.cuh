@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64    ? 4
                                             : kDim == 128 ? 2
                                                           : 1)
     key_sums(const __grid_constant__ TiledCall tiled, bool whole) {
-  extern __shared__ __align__(128) unsigned char shared[];
+  LLN_DYNAMIC_SHARED(shared);
   wait_for_previous();
   let_next_start();
   const DeviceCall& call = tiled.call;

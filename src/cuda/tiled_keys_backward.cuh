@@ -184,7 +184,7 @@ template <class T, int kDim>
 __global__ void __launch_bounds__(kKeysBackwardThreads<kDim>, kDim <= 64 ? 4 : 1)
     keys_backward(const __grid_constant__ TiledCall tiled) {
   constexpr int kWarps = kKeysBackwardThreads<kDim> / 32;
-  extern __shared__ __align__(128) unsigned char shared[];
+  LLN_DYNAMIC_SHARED(shared);
   uint4* const dc = reinterpret_cast<uint4*>(shared);
   uint4* const dc_transposed = dc + kOperandBytes<kDim, kDim> / 16;
   float* const added = reinterpret_cast<float*>(shared + 2 * kOperandBytes<kDim, kDim>);

@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kRowsThreads, kDim <= 64    ? 4
     rows_forward(const __grid_constant__ TiledCall tiled) {
   using Walk = RowWalk<T, kDim>;
   constexpr int kStep = 16 * kRowsWarps;
-  extern __shared__ __align__(128) unsigned char shared[];
+  LLN_DYNAMIC_SHARED(shared);
   uint4* const operand = reinterpret_cast<uint4*>(shared);
   auto& exponents = *reinterpret_cast<RowExponents<kDim>*>(shared + kOperandBytes<kDim, kDim>);
   const DeviceCall& call = tiled.call;

@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, kDim <= 64 
     rows_backward(const __grid_constant__ TiledCall tiled) {
   using Shape = RowsBackwardShape<kDim>;
   constexpr int kSteps = Shape::kTile / 16;
-  extern __shared__ __align__(128) unsigned char shared[];
+  LLN_DYNAMIC_SHARED(shared);
   unsigned char* const e_tile = shared + Shape::kStages * Shape::kStageBytes;
   uint4* const operand = reinterpret_cast<uint4*>(e_tile + Shape::kTileBytes);
   auto& exponents = *reinterpret_cast<RowExponents<kDim>*>(e_tile + Shape::kTileBytes +

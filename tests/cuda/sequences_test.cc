@@ -114,7 +114,7 @@ void expect_packed(const std::vector<std::int64_t>& q, const std::vector<std::in
   const std::vector<DeviceSequence> table = make_table(problem, in);
   std::int64_t q_jobs = 0, k_jobs = 0;
   for (std::size_t s = 0; s < q.size(); ++s) {
-    expect_entry(table[s], {0, cu_q[s], q[s], cu_k[s], k[s], 0, k[s], q_jobs, k_jobs}, s);
+    expect_entry(table[s], {0, cu_q[s], q[s], cu_k[s], k[s], 0, k[s], q_jobs, k_jobs, 0}, s);
     q_jobs += kQueryJobs.count(q[s]);
     k_jobs += kKeyJobs.count(k[s]);
   }
@@ -144,7 +144,7 @@ TEST_F(CudaSequences, OneBadEntryLeavesAllSequencesEmpty) {
   const std::vector<DeviceSequence> table = make_table(problem, in);
   for (std::size_t s = 0; s < table.size(); ++s) {
     const auto jobs = static_cast<std::int64_t>(s);  // one for each, as for all empty sequences
-    expect_entry(table[s], {0, 0, 0, 0, 0, 0, 0, jobs, jobs}, s);
+    expect_entry(table[s], {0, 0, 0, 0, 0, 0, 0, jobs, jobs, 0}, s);
   }
   EXPECT_THROW(cuda::throw_reported_faults(0), Error);
   EXPECT_NO_THROW(cuda::throw_reported_faults(0));
@@ -165,7 +165,7 @@ void expect_lengths(const std::vector<T>& lengths, std::int64_t tokens) {
     const std::int64_t length = std::clamp<std::int64_t>(lengths[s], 0, tokens);
     expect_entry(
         table[s],
-        {b, 0, 500, 0, tokens, 0, length, b * kQueryJobs.count(500), b * kKeyJobs.count(tokens)},
+        {b, 0, 500, 0, tokens, 0, length, b * kQueryJobs.count(500), b * kKeyJobs.count(tokens), 0},
         s);
   }
 }
@@ -211,9 +211,8 @@ TEST_F(CudaSequences, Masks) {
     for (std::size_t s = 0; s < valid.size(); ++s) {
       const auto b = static_cast<std::int64_t>(s);
       const bool none = valid[s].first == valid[s].end;
-      expect_entry(table[s],
-                   {b, 0, 1, 0, tokens, none ? 0 : valid[s].first, none ? 0 : valid[s].end, b,
-                    b * kKeyJobs.count(tokens)},
+      const std::int64_t first = none ? 0 : valid[s].first, end = none ? 0 : valid[s].end;
+      expect_entry(table[s], {b, 0, 1, 0, tokens, first, end, b, b * kKeyJobs.count(tokens), first},
                    s);
     }
   }

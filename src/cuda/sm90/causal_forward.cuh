@@ -271,7 +271,7 @@ template <int kDim, bool kDiag>
 __global__ void __launch_bounds__(4 * kDim, kDim == 64 ? 2 : 1)
     causal_forward(const __grid_constant__ CausalCall causal) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  extern __shared__ __align__(1024) unsigned char shared[];
+  LLN_DYNAMIC_SHARED(shared);
   const ForwardTiles<kDim> tiles{shared};
   const DeviceCall& call = causal.call;
   const CausalPiece piece = find_causal_piece<false>(call);

@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 2 : 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Sizes = KeysShape<kDim>;
   constexpr int kSteps = Sizes::kSteps;
-  extern __shared__ __align__(1024) unsigned char shared[];
+  LLN_DYNAMIC_SHARED(shared);
   unsigned char* const y_tile = shared + Sizes::kStages * Sizes::kStageBytes;
   unsigned char* const eu_tile = y_tile + Sizes::kTileBytes;
   unsigned char* const sum_tile = eu_tile + Sizes::kTileBytes;

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 2 : 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Sizes = RowsShape<kDim>;
   constexpr int kSteps = Sizes::kSteps;
-  extern __shared__ __align__(1024) unsigned char shared[];
+  LLN_DYNAMIC_SHARED(shared);
   unsigned char* const eu_tile = shared + Sizes::kStages * Sizes::kStageBytes;
   unsigned char* const state_tile = eu_tile + Sizes::kTileBytes;
   unsigned char* const triangle = state_tile + Sizes::kStateBytes;

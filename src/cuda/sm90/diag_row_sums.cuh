@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, 1)
                   std::uint32_t items) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Shape = RowsBackwardShape<kDim>;
-  extern __shared__ __align__(1024) unsigned char memory[];
+  LLN_DYNAMIC_SHARED(memory);
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
   const DeviceCall& call = tiled.call;
   if (threadIdx.x == 0) shared.ring.init(Shape::kParts);

@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(DiagRowsShape<kDim>::kThreads, 1)
                       const __grid_constant__ TensorMaps maps, std::uint32_t jobs) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Shape = DiagRowsShape<kDim>;
-  extern __shared__ __align__(1024) unsigned char memory[];
+  LLN_DYNAMIC_SHARED(memory);
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
   const DeviceCall& call = tiled.call;
   if (threadIdx.x == 0) shared.ring.init(1);

@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(ShortShape<kDim>::kThreads, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Shape = ShortShape<kDim>;
   constexpr int kParts = KeysShape<kDim>::kParts;
-  extern __shared__ __align__(1024) unsigned char memory[];
+  LLN_DYNAMIC_SHARED(memory);
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
   if (threadIdx.x == 0) shared.ring.init(kParts);
   __syncthreads();

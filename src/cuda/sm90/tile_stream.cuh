@@ -5,8 +5,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "cuda/sm90/copy_engine.cuh"
 #include "cuda/sm90/tensor_map.h"
+#include "cuda/sm90/wgmma.cuh"
 #include "cuda/tiled_weights.cuh"
 
 namespace lln::cuda::sm90 {

@@ -1,55 +1,12 @@
-// The warpgroup products of compute capability 9.0: four warps multiply 64 rows at once, with right
-// operands, and left ones where they are not in registers, read from shared memory by the tensor
-// core itself. Only code for sm_90a has them.
+// Operands of the products of warpgroups: how tiles in shared memory are described to the tensor
+// core, and products of them.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "cuda/mma.cuh"
+#include "cuda/sm90/instructions.cuh"
 
 namespace lln::cuda::sm90 {
-
-// What threads wrote to shared memory is for the tensor core to see: before the barrier that others
-// wait at.
-__device__ inline void show_products() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-// Before products that read registers written by other instructions.
-__device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void commit_products() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-// Waits until at most kPending groups are under way. Results are for use after settle().
-template <int kPending>
-__device__ inline void wait_products() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
-}
-
-// Arrives at a barrier of the block that others wait at (mma.cuh: meet).
-__device__ inline void arrive_at(int barrier, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-// Keeps the compiler from using results before, or operands again until, the wait.
-template <int kCount>
-__device__ inline void settle(float (&x)[kCount][4]) {
-#pragma unroll
-  for (int n = 0; n < kCount; ++n) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(x[n][i])::"memory");
-  }
-}
-__device__ inline void settle(float (&x)[4]) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(x[i])::"memory");
-}
-template <int kCount>
-__device__ inline void settle(std::uint32_t (&x)[kCount][4]) {
-#pragma unroll
-  for (int n = 0; n < kCount; ++n) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(x[n][i])::"memory");
-  }
-}
 
 __device__ inline std::uint64_t describe(std::uint32_t address, std::uint32_t leading,
                                          std::uint32_t stride, bool permuted) {
@@ -105,87 +62,6 @@ struct Ones {
       : base(describe(shared_address(ones), 128, 128, false)) {}
   __device__ std::uint64_t step(int) const { return base; }
 };
-
-#define LLN_ROW(x) "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])
-template <int kTransA, int kTransB>
-__device__ inline void wgmma(float (&d)[4], std::uint64_t a, std::uint64_t b, bool accumulate) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %6, 0; "
-      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3}, %4, %5, p, 1, 1, %7, %8;}"
-      : LLN_ROW(d)
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransA), "n"(kTransB));
-}
-template <int kTransB>
-__device__ inline void wgmma(float (&d)[4], const std::uint32_t (&a)[4], std::uint64_t b,
-                             bool accumulate) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %9, 0; "
-      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, %8, p, 1, 1, %10;}"
-      : LLN_ROW(d)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),
-        "n"(kTransB));
-}
-template <int kTransA, int kTransB>
-__device__ inline void wgmma(float (&d)[8][4], std::uint64_t a, std::uint64_t b, bool accumulate) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %34, 0; "
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, "
-      "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "%32, %33, p, 1, 1, %35, %36;}"
-      : LLN_ROW(d[0]), LLN_ROW(d[1]), LLN_ROW(d[2]), LLN_ROW(d[3]), LLN_ROW(d[4]), LLN_ROW(d[5]),
-        LLN_ROW(d[6]), LLN_ROW(d[7])
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransA), "n"(kTransB));
-}
-template <int kTransB>
-__device__ inline void wgmma(float (&d)[8][4], const std::uint32_t (&a)[4], std::uint64_t b,
-                             bool accumulate) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %37, 0; "
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, "
-      "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "{%32, %33, %34, %35}, %36, p, 1, 1, %38;}"
-      : LLN_ROW(d[0]), LLN_ROW(d[1]), LLN_ROW(d[2]), LLN_ROW(d[3]), LLN_ROW(d[4]), LLN_ROW(d[5]),
-        LLN_ROW(d[6]), LLN_ROW(d[7])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),
-        "n"(kTransB));
-}
-template <int kTransA, int kTransB>
-__device__ inline void wgmma(float (&d)[16][4], std::uint64_t a, std::uint64_t b, bool accumulate) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %66, 0; "
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, "
-      "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, "
-      "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
-      "%62, %63}, %64, %65, p, 1, 1, %67, %68;}"
-      : LLN_ROW(d[0]), LLN_ROW(d[1]), LLN_ROW(d[2]), LLN_ROW(d[3]), LLN_ROW(d[4]), LLN_ROW(d[5]),
-        LLN_ROW(d[6]), LLN_ROW(d[7]), LLN_ROW(d[8]), LLN_ROW(d[9]), LLN_ROW(d[10]), LLN_ROW(d[11]),
-        LLN_ROW(d[12]), LLN_ROW(d[13]), LLN_ROW(d[14]), LLN_ROW(d[15])
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransA), "n"(kTransB));
-}
-template <int kTransB>
-__device__ inline void wgmma(float (&d)[16][4], const std::uint32_t (&a)[4], std::uint64_t b,
-                             bool accumulate) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %69, 0; "
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, "
-      "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, "
-      "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
-      "%62, %63}, {%64, %65, %66, %67}, %68, p, 1, 1, %70;}"
-      : LLN_ROW(d[0]), LLN_ROW(d[1]), LLN_ROW(d[2]), LLN_ROW(d[3]), LLN_ROW(d[4]), LLN_ROW(d[5]),
-        LLN_ROW(d[6]), LLN_ROW(d[7]), LLN_ROW(d[8]), LLN_ROW(d[9]), LLN_ROW(d[10]), LLN_ROW(d[11]),
-        LLN_ROW(d[12]), LLN_ROW(d[13]), LLN_ROW(d[14]), LLN_ROW(d[15])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),
-        "n"(kTransB));
-}
-#undef LLN_ROW
 
 // acc = x y, or acc += x y: kSteps times 16 of the sum.
 template <int kSteps, class Acc, class X, class Y>

@@ -1,13 +1,12 @@
-// The plain CUDA kernels without a device: their bodies run on the host (emulated_device) and are
-// held to the case table and to the rules of adversarial_test.cc and invariance_test.cc.
+// The plain kernels, which take what is difficult, under the rules of tests/adversarial_test.cc.
 // SPDX-License-Identifier: Apache-2.0
-#include <gtest/gtest.h>
-
+#include <cmath>
 #include <limits>
 #include <string>
 
 #include "conformance/run.h"
-#include "emulated_device/plain_run.h"
+#include "device_run.h"
+#include "lln/error.h"
 
 namespace lln::test {
 namespace {
@@ -17,70 +16,34 @@ using conformance::KeyPattern;
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-bool taken(const Case& c) {
-  const Problem& p = c.problem;
-  return p.op != Op::append && p.kind != Kind::softmax && p.dtype != DType::f64;
+const std::string kKernel = "cuda-plain";
+
+class CudaPlain : public OnDevice {};
+
+TensorSet run_plain(const Case& c, const Inputs& in) {
+  return run_on_device(c, in, {.kernel = kKernel});
 }
 
-std::vector<Case> table() {
-#ifdef LLN_QUICK_TESTS
-  return conformance::quick_cases();
-#else
-  return conformance::on_device(conformance::cases(), {});
-#endif
-}
-
-// Returns the largest error / tolerance.
-double expect_case(const Case& c, bool reverse, Parallel* parallel) {
-  const conformance::Truth truth = conformance::make_truth(c, parallel);
-  const Inputs in = conformance::make_inputs(c, c.problem.dtype);
-  TensorSet forward;
-  if (c.saved && c.problem.op == Op::backward) {
-    Case before = c;
-    before.problem.op = Op::forward;
-    forward = run(before, in, {.kernel = "reference"});
-  }
-  const TensorSet outputs =
-      run_plain(c, in, {reverse, {forward.view("key_lse"), forward.view("channel_values")}});
-  double worst = 0;
-  for (const TensorSet::Entry& entry : outputs.entries()) {
-    const conformance::Comparison comparison = conformance::compare(
-        entry.name, entry.tensor, truth.reference.at(entry.name), truth.plain.values.at(entry.name),
-        truth.plain.sizes.at(entry.name), truth.plain.exponent);
-    EXPECT_TRUE(comparison.passed()) << to_string(c) << '\n' << to_string(comparison);
-    worst = std::max(worst, comparison.ratio());
-  }
-  return worst;
-}
-
-// Every second case runs its threads and blocks backwards.
-TEST(PlainKernels, CaseTable) {
+void expect_case(Case c) {
+  c.problem = on_device(c.problem);
   ThreadPool pool;
-  int count = 0, pieces = 0;
-  double worst = 0;
-  for (const Case& c : table()) {
-    if (!taken(c)) continue;
-    worst = std::max(worst, expect_case(c, ++count % 2 == 0, &pool));
-    pieces += c.problem.state ? 1 : 0;
+  for (const conformance::CaseResult& result : conformance::run_case(c, {&kKernel, 1}, &pool)) {
+    EXPECT_EQ(result.verdict, conformance::Verdict::passed) << to_string(c) << '\n' << result.text;
   }
-  fmt::print("{} cases, {} with states, worst error / tolerance {:.3f}\n", count, pieces, worst);
-  EXPECT_GT(count, 50);
-  EXPECT_GT(pieces, 5);
 }
 
 const char* const kKinds[] = {"lln", "lln:causal", "lln+diag48", "lln+diag48:causal",
                               "diag48:causal"};
 
 void expect_both_directions(Case c, const std::string& problem) {
-  ThreadPool pool;
   for (const std::string op : {"forward:", "backward:"}) {
     c.problem = parse_problem(op + problem);
     c.parameter_gradients = true;
-    expect_case(c, false, &pool);
+    expect_case(c);
   }
 }
 
-TEST(PlainKernels, DifficultValues) {
+TEST_F(CudaPlain, DifficultValues) {
   for (const std::string kind : kKinds) {
     for (const InputStyle style :
          {InputStyle::large_keys, InputStyle::constant_rows, InputStyle::denormal}) {
@@ -93,12 +56,12 @@ TEST(PlainKernels, DifficultValues) {
     for (const std::string type : {"f32", "bf16", "f16"}) {
       Case c = make_case("forward:" + type + ":cpu:b1h2n150d16:" + kind);
       c.style = InputStyle::large_values;
-      expect_case(c, false, nullptr);
+      expect_case(c);
     }
   }
 }
 
-TEST(PlainKernels, RowsWithoutKeysAreZeroWithZeroGradients) {
+TEST_F(CudaPlain, RowsWithoutKeysAreZeroWithZeroGradients) {
   for (const std::string kind : kKinds) {
     Case c = make_case("forward:f32:cpu:b2h2n70d16:" + kind + ":masked");
     c.keys = KeyPattern::lengths;
@@ -119,7 +82,7 @@ TEST(PlainKernels, RowsWithoutKeysAreZeroWithZeroGradients) {
   }
 }
 
-TEST(PlainKernels, InfiniteKeysActAsTheirLimit) {
+TEST_F(CudaPlain, InfiniteKeysActAsTheirLimit) {
   for (const std::string kind : {"lln", "lln:causal"}) {
     const Case c = make_case("forward:f32:cpu:b1h1n70d8:" + kind);
     Inputs in = conformance::make_inputs(c, DType::f32);
@@ -131,7 +94,7 @@ TEST(PlainKernels, InfiniteKeysActAsTheirLimit) {
   }
 }
 
-TEST(PlainKernels, NanReachesOnlyRowsThatSeeIt) {
+TEST_F(CudaPlain, NanReachesOnlyRowsThatSeeIt) {
   for (const std::string kind : {"lln", "lln:causal", "lln+diag48:causal", "diag48:causal"}) {
     const Case c = make_case("forward:f32:cpu:b1h1n150d16:" + kind);
     for (const bool in_values : {true, false}) {
@@ -148,7 +111,7 @@ TEST(PlainKernels, NanReachesOnlyRowsThatSeeIt) {
   }
 }
 
-TEST(PlainKernels, LargeValuesAndExponents) {
+TEST_F(CudaPlain, LargeValuesAndExponents) {
   for (const std::string kind : {"diag48", "diag48:causal", "lln+diag48", "lln+diag48:causal"}) {
     const Case c = make_case("backward:f32:cpu:b1h1n96d64:" + kind);
     Inputs in = conformance::make_inputs(c, DType::f32);
@@ -180,7 +143,7 @@ TEST(PlainKernels, LargeValuesAndExponents) {
 }
 
 // Several pieces, and a sequence gives the same bits alone and behind another one.
-TEST(PlainKernels, NeighboursChangeNothing) {
+TEST_F(CudaPlain, NeighboursChangeNothing) {
   for (const std::string kind : {"lln", "lln+diag48", "lln:causal", "lln+diag48:causal"}) {
     for (const std::string op : {"forward", "backward"}) {
       Case together = make_case(op + ":f32:cpu:b1h2k1n700d6:" + kind + ":packed=2");
@@ -198,7 +161,7 @@ TEST(PlainKernels, NeighboursChangeNothing) {
         });
       }
       const TensorSet expected = run_plain(together, in);
-      const TensorSet outputs = run_plain(alone, own, {.reverse = true});
+      const TensorSet outputs = run_plain(alone, own);
       for (const TensorSet::Entry& entry : outputs.entries()) {
         const Tensor& other = expected.at(entry.name);
         EXPECT_EQ(first_difference(entry.tensor, 0,
@@ -212,27 +175,22 @@ TEST(PlainKernels, NeighboursChangeNothing) {
   }
 }
 
-// Where cu_seqlens were wrong, the table has no tokens, and every row is written all the same.
-TEST(PlainKernels, RowsOfNoSequenceAreZero) {
+// Where cu_seqlens are wrong no sequence has tokens, and every row is written all the same.
+TEST_F(CudaPlain, RowsOfNoSequenceAreZero) {
   for (const std::string op : {"forward", "backward"}) {
     Case c = make_case(op + ":bf16:cpu:b1h2n90d16:lln+diag16:packed=2");
     c.lengths = {20, 70};
     c.weights = conformance::WeightForm::token;
     c.parameter_gradients = true;
-    const Inputs in = conformance::make_inputs(c, DType::bf16);
-    TensorSet outputs = conformance::make_outputs(c, in, DType::bf16);
-    CheckedCall checked = check_case(c, in, outputs);
-    DeviceTable table = device_table(checked);
-    for (cuda::DeviceSequence& sequence : table.sequences) {
-      sequence.q_tokens = sequence.k_tokens = sequence.key_end = 0;
-      sequence.q_begin = sequence.k_begin = 0;
-    }
-    run_plain_kernels(checked, false, table);
+    Inputs in = conformance::make_inputs(c, DType::bf16);
+    in.cu_seqlens_q = in.cu_seqlens_k = {0, 100, 90};
+    const TensorSet outputs = run_plain(c, in);
     const auto zero = [](auto, auto, auto, auto) { return std::optional(0.0); };
     for (const TensorSet::Entry& entry : outputs.entries()) {
       EXPECT_EQ(first_difference(entry.tensor, 0, zero), "")
           << entry.name << " of " << to_string(c);
     }
+    EXPECT_THROW(run_plain(c, in), Error);  // what the call before reported
   }
 }
 

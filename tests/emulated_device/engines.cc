@@ -1,0 +1,200 @@
+// Operands as the tensor core finds them in shared memory, and boxes as the copy engine lays them
+// down.
+// SPDX-License-Identifier: Apache-2.0
+#include "engines.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "math/half.h"
+
+namespace emulated {
+namespace {
+
+constexpr std::uint32_t kDepth = 16, kRows = 16;  // of a warp's part of a product
+constexpr std::uint32_t kRow = 128;               // bytes of a row of a tile
+
+// 16-byte pieces of rows of 128 bytes lie where their number, XOR that of the row in eight, says.
+std::uint32_t permuted(std::uint32_t address) { return address ^ ((address >> 7 & 7) << 4); }
+
+// Number `outer` (row of a, column of b), `k` of an operand in shared memory.
+float operand_at(const unsigned char* memory, std::uint64_t descriptor, bool transposed,
+                 std::uint32_t outer, std::uint32_t k) {
+  const auto field = [&](int bit) {
+    return static_cast<std::uint32_t>(descriptor >> bit & 0x3FFF) << 4;
+  };
+  const std::uint32_t start = field(0), leading = field(16), stride = field(32);
+  std::uint32_t address = start;
+  if (descriptor >> 62 == 1) {
+    address += transposed ? outer / 64 * leading + k / 8 * stride + k % 8 * kRow + outer % 64 * 2
+                          : outer / 8 * stride + outer % 8 * kRow + k * 2;
+    address = permuted(address);
+  } else {
+    if (transposed)
+      fault("a product with an operand by columns that is not permuted: not emulated");
+    address += outer / 8 * stride + k / 8 * leading + outer % 8 * 16 + k % 8 * 2;
+  }
+  std::uint16_t bits;
+  std::memcpy(&bits, memory + address, sizeof bits);
+  return lln::f32_from_bf16(bits);
+}
+
+// `warp`: of the four of a group, which have 16 rows each.
+void multiply(const Product& product, std::uint32_t warp) {
+  float a[kRows][kDepth];
+  if (product.a_in_registers) {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      for (std::size_t i = 0; i < 4; ++i) {
+        for (std::size_t half = 0; half < 2; ++half) {
+          a[lane / 4 + i % 2 * 8][lane % 4 * 2 + i / 2 * 8 + half] =
+              lln::f32_from_bf16(static_cast<std::uint16_t>(product.words[lane][i] >> 16 * half));
+        }
+      }
+    }
+  } else {
+    for (std::uint32_t row = 0; row < kRows; ++row) {
+      for (std::uint32_t k = 0; k < kDepth; ++k) {
+        a[row][k] =
+            operand_at(product.memory, product.a, product.a_transposed, warp * kRows + row, k);
+      }
+    }
+  }
+  std::vector<float> b(kDepth * product.columns);
+  for (std::uint32_t column = 0; column < product.columns; ++column) {
+    for (std::uint32_t k = 0; k < kDepth; ++k) {
+      b[column * kDepth + k] =
+          operand_at(product.memory, product.b, product.b_transposed, column, k);
+    }
+  }
+  for (std::size_t lane = 0; lane < kLanes; ++lane) {
+    for (std::size_t i = 0; i < product.columns / 2; ++i) {
+      const std::size_t row = lane / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+      float sum = 0;
+      for (std::size_t k = 0; k < kDepth; ++k) sum += a[row][k] * b[column * kDepth + k];
+      float& result = product.results[lane][i];
+      result = product.accumulate ? result + sum : sum;
+    }
+  }
+}
+
+// Calls copy(where in device memory, where in shared memory) for every element of the box; null
+// where it is outside of the tensor.
+template <class Copy>
+void for_each_piece(const CUtensorMap& map, const Corner& corner, unsigned char* memory,
+                    std::uint32_t shared, const Copy& copy) {
+  for (std::uint32_t row = 0; row < map.box[1]; ++row) {
+    for (std::uint32_t column = 0; column < map.box[0]; ++column) {
+      const std::int64_t at[4] = {corner[0] + std::int64_t{column}, corner[1] + std::int64_t{row},
+                                  corner[2], corner[3]};
+      bool inside = true;
+      unsigned char* element = map.data;
+      for (int i = 0; i < 4; ++i) {
+        inside = inside && at[i] >= 0 && at[i] < static_cast<std::int64_t>(map.sizes[i]);
+        element += at[i] * static_cast<std::int64_t>(map.strides[i]);
+      }
+      copy(inside ? element : nullptr, memory + permuted(shared + row * kRow + column * 2));
+    }
+  }
+}
+
+void settle_phase(ByteBarrier& barrier) {
+  if (barrier.pending != 0 || barrier.bytes != 0) return;
+  barrier.parity ^= 1;
+  barrier.pending = barrier.expected;
+  moved();
+}
+
+}  // namespace
+
+void begin_product(float* results, std::size_t columns, std::uint64_t a, const std::uint32_t* words,
+                   bool a_transposed, std::uint64_t b, bool b_transposed, bool accumulate) {
+  Warp& warp = *current->warp;
+  const std::size_t index = current->products++;
+  if (warp.products.size() == index) {
+    Product& product = warp.products.emplace_back();
+    product.columns = static_cast<unsigned>(columns);
+    product.a_transposed = a_transposed;
+    product.b_transposed = b_transposed;
+    product.accumulate = accumulate;
+    product.a_in_registers = words != nullptr;
+    product.a = a;
+    product.b = b;
+    product.memory = dynamic_memory();
+    const std::uint32_t of_group = current->index / kLanes % 4;
+    begin({[&warp, index] {
+             return warp.products_done == index && warp.products[index].threads == kLanes;
+           },
+           [&warp, index, of_group] {
+             multiply(warp.products[index], of_group);
+             ++warp.products_done;
+           }});
+  }
+  Product& product = warp.products[index];
+  if (product.columns != columns || product.a != a || product.b != b ||
+      product.accumulate != accumulate) {
+    fault("lanes of a warp begin different products");
+  }
+  product.results[current->lane] = results;
+  if (words != nullptr) std::memcpy(product.words[current->lane].data(), words, 16);
+  ++product.threads;
+}
+
+void wait_products(std::size_t pending_groups) {
+  const auto& groups = current->product_groups;
+  if (groups.size() <= pending_groups) return;
+  const std::size_t until = groups[groups.size() - 1 - pending_groups];
+  // A product has ended when all four warps of the group have done theirs.
+  const Warp* const first = current->warp - current->index / kLanes % 4;
+  wait_until("products", [&] {
+    return std::all_of(first, first + 4,
+                       [&](const Warp& warp) { return warp.products_done >= until; });
+  });
+}
+
+void barrier_init(ByteBarrier& barrier, unsigned arrivals) {
+  barrier = {static_cast<std::uint16_t>(arrivals), static_cast<std::uint16_t>(arrivals), 0, 0};
+}
+
+void barrier_arrive(ByteBarrier& barrier, unsigned times, int bytes) {
+  if (barrier.pending < times) fault("more arrivals at a barrier than it expects");
+  barrier.bytes += bytes;
+  barrier.pending = static_cast<std::uint16_t>(barrier.pending - times);
+  settle_phase(barrier);
+}
+
+void barrier_wait(const ByteBarrier& barrier, std::uint32_t parity) {
+  wait_until("a barrier that counts bytes", [&] { return barrier.parity != parity; });
+}
+
+void load_box(void* to, const CUtensorMap& map, const Corner& corner, ByteBarrier& barrier) {
+  const std::uint32_t shared = shared_address(to);
+  if (shared % 1024 != 0) fault("a box is copied to an address that is no multiple of 1024");
+  begin({{}, [=, &map, &barrier, memory = dynamic_memory()] {
+           for_each_piece(map, corner, memory, shared,
+                          [](const unsigned char* from, unsigned char* in) {
+                            if (from != nullptr) {
+                              std::memcpy(in, from, 2);
+                            } else {
+                              std::memset(in, 0, 2);
+                            }
+                          });
+           barrier.bytes -= static_cast<int>(map.box[0] * map.box[1] * 2);
+           settle_phase(barrier);
+         }});
+}
+
+void store_box(const CUtensorMap& map, const void* from, const Corner& corner) {
+  const std::uint32_t shared = shared_address(from);
+  Groups& stores = current->stores;
+  stores.begin_one();
+  begin({{}, [=, &map, memory = dynamic_memory(), ended = stores.end_one()] {
+           for_each_piece(map, corner, memory, shared,
+                          [](unsigned char* to, const unsigned char* out) {
+                            if (to != nullptr) std::memcpy(to, out, 2);
+                          });
+           ended();
+         }});
+}
+
+}  // namespace emulated
