@@ -81,7 +81,7 @@ def stages_of(options, job, sources):
     for folder in job.evaluate_on:
         words = [options.lln, "eval", *run, *common(options), "--json"]
         stages.append((f"eval {folder}", [*words, "--data", str(options.data / folder)]))
-    for tokens in job.generate:
+    if job.generate:
         words = [options.lln, "generate", *run, *common(options), "--json"]
-        stages.append((f"generate {tokens}", [*words, "--tokens", str(tokens)]))
+        stages.append(("generate", [*words, "--tokens", str(job.generate[-1])]))
     return stages

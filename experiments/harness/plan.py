@@ -31,7 +31,7 @@ EXPERIMENT_KEYS = {
     "seconds": int,  # a guess of one run on one H200
     "set": list,  # for all rows
     "evaluate_on": list,  # further folders of --data to evaluate on
-    "generate": list,  # lengths of texts to generate
+    "generate": list,  # a text is generated, and timed at these positions: powers of two
     "tokens": list,  # of cost: lengths
     "tolerance": float,  # of a rerun that is compared with the records
     "make_data": str,  # a script beside this file: DIR LLN; the folder that it fills

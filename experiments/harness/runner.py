@@ -195,7 +195,7 @@ class Running:
             if verb == "eval" and "metrics" in (printed or {}):
                 found.setdefault("evaluated_on", {})[what] = printed["metrics"]
             elif verb == "generate" and printed:
-                found.setdefault("generated", {})[what] = generation(printed)
+                found["generated"] = generation(printed, self.job.generate)
         return found
 
     def clean(self):
@@ -222,8 +222,10 @@ def cost_points(printed):
     return [{key: point[key] for key in kept if key in point} for point in printed["points"]]
 
 
-def generation(printed):
-    return {key: value for key, value in printed.items() if isinstance(value, (int, float))}
+def generation(printed, positions):
+    """Seconds and memory at these positions of the text."""
+    marks = {mark.pop("tokens"): mark for mark in printed.get("marks", [])}
+    return {str(n): marks[n] for n in positions if n in marks}
 
 
 def effective(job, options):

@@ -250,18 +250,14 @@ def cost(results):
     return [*blocks, *remarks(results)]
 
 
-def generated(record, length):
-    return record.get("generated", {}).get(str(length), {})
+def generated(record, position):
+    return record.get("generated", {}).get(str(position), {})
 
 
 def speed_between(record, first, last):
-    """Tokens a second from one length to the next; lln gives the speed after the first token."""
-
-    def seconds(length):
-        speed = generated(record, length).get("tokens_per_second")
-        return (length - 1) / speed if speed else None
-
-    begin, end = 0.0 if first == 1 else seconds(first), seconds(last)
+    """Tokens a second from one position to the next; time is counted from the first token on."""
+    begin = 0.0 if first == 1 else generated(record, first).get("seconds")
+    end = generated(record, last).get("seconds")
     if not alone(record) or begin is None or end is None or end <= begin:
         return None
     return (last - first) / (end - begin)
@@ -311,9 +307,7 @@ def causal(results):
         Table(head, rows, {0}),
         Text(
             "Generating one text: tokens a second between two positions of it, and what the layers "
-            "keep of it at the second. Measured are whole texts of each length, from their first "
-            "token on; the speed between two lengths is that of the tokens that the longer text "
-            "has more, in the time that it took longer."
+            "keep of it at the second."
         ),
         Table(
             [

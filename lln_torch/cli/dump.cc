@@ -89,6 +89,13 @@ int run_dump(const DumpArguments& arguments) {
     fmt::print("{}: q and k of {} layers, step {}, [{} rows, {} heads, {} tokens, {} channels]\n",
                arguments.output, layers.size(), loaded.step, q.size(0), q.size(1), q.size(2),
                q.size(3));
+    // What analyze would do otherwise is not what the run does.
+    std::string as_in_the_run =
+        source.task().kind == lln_torch::TaskKind::next_token ? " --causal" : "";
+    if (layers.begin()->second.front()->alpha.defined()) as_in_the_run += " --matching frozen";
+    if (!as_in_the_run.empty()) {
+      fmt::print("as in the run: lln analyze {}{}\n", arguments.output, as_in_the_run);
+    }
   }
   return kOk;
 }
@@ -109,9 +116,11 @@ Verb add_dump(CLI::App& program) {
       ->capture_default_str();
   command->footer(
       "Writes layer.0.q, layer.0.k, ... [rows, heads, tokens, channels] in F32, without padding;\n"
-      "of LLN also layer.0.alpha and layer.0.beta [rows, heads].\n\n" +
-      help_footer("  lln dump runs/first -o build/first.safetensors --rows 4\n"
-                  "  lln analyze build/first.safetensors --report build/first.html\n"));
+      "of LLN also layer.0.alpha and layer.0.beta [rows, heads], which lln analyze takes with\n"
+      "--matching frozen; of a decoder it wants --causal, too.\n\n" +
+      help_footer(
+          "  lln dump runs/first -o build/first.safetensors --rows 4\n"
+          "  lln analyze build/first.safetensors --matching frozen --report build/f.html\n"));
   return {command, [arguments] { return run_dump(*arguments); }};
 }
 

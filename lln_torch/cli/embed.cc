@@ -162,7 +162,8 @@ Verb add_embed(CLI::App& program) {
   command->add_option("--set", request->options, "A setting of that attention, KEY=VALUE")
       ->type_size(1)
       ->allow_extra_args(false);
-  command->add_option("--max-tokens", request->max_tokens, "Tokens of a sentence that count");
+  command->add_option("--max-tokens", request->max_tokens, "Tokens of a sentence that count")
+      ->check(CLI::PositiveNumber);
   command->add_option("--batch", request->batch, "Sentences computed together")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();

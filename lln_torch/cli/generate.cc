@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstdio>
 #include <memory>
@@ -26,9 +27,17 @@ struct GenerateRequest {
   std::uint64_t seed = 0;
 };
 
+// How far the text had come: tokens that were added, and what the layers kept of all before them.
+struct Mark {
+  std::int64_t tokens = 0;
+  double seconds = 0;  // since the first of them
+  std::int64_t memory_bytes = 0;
+};
+
 struct GeneratedText {
   std::vector<std::int32_t> prompt, ids;
   double prompt_seconds = 0, seconds = 0;
+  std::vector<Mark> marks;  // at powers of two, and at the end
 };
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
@@ -56,6 +65,10 @@ GeneratedText generate_text(lln_torch::Generation& generation, const GenerateReq
   while (static_cast<std::int64_t>(text.ids.size()) < request.tokens) {
     scores = generation.append(as_row({text.ids.back()}));
     take();
+    const auto tokens = static_cast<std::int64_t>(text.ids.size());
+    if (std::has_single_bit(text.ids.size()) || tokens == request.tokens) {
+      text.marks.push_back({tokens, seconds_since(start), generation.bytes()});
+    }
   }
   text.seconds = seconds_since(start);
   return text;
@@ -93,6 +106,12 @@ int run_generate(const GenerateRequest& request) {
   std::vector<std::int32_t> all = text.prompt;
   all.insert(all.end(), text.ids.begin(), text.ids.end());
   if (request.run.json) {
+    nlohmann::ordered_json marks = nlohmann::ordered_json::array();
+    for (const Mark& mark : text.marks) {
+      marks.push_back({{"tokens", mark.tokens},
+                       {"seconds", mark.seconds},
+                       {"memory_bytes", mark.memory_bytes}});
+    }
     print_json({{"run", request.run.run},
                 {"step", loaded.step},
                 {"attention", loaded.made.attention},
@@ -103,7 +122,8 @@ int run_generate(const GenerateRequest& request) {
                 {"prompt_seconds", text.prompt_seconds},
                 {"tokens_per_second", rate},
                 {"memory", generation.memory_kind()},
-                {"memory_bytes", generation.bytes()}});
+                {"memory_bytes", generation.bytes()},
+                {"marks", marks}});
     return kOk;
   }
   fmt::print("{}\n", tokenizer->decode(all));

@@ -118,6 +118,10 @@ void expect_same_config(const TrainArguments& arguments, const RunFolder& run, c
   }
 }
 
+std::string fingerprint_of(const lln_torch::RunModel& made) {
+  return lln_torch::data_fingerprint(*made.source, made.settings.batch);
+}
+
 Json run_facts(const TrainArguments& arguments, const lln_torch::RunModel& made,
                const torch::Device& device, int ranks) {
   const lln_torch::Task& task = made.source->task();
@@ -134,6 +138,7 @@ Json run_facts(const TrainArguments& arguments, const lln_torch::RunModel& made,
           {"data", arguments.data.empty()
                        ? std::string()
                        : std::filesystem::absolute(arguments.data).lexically_normal().string()},
+          {"data_fingerprint", fingerprint_of(made)},
           {"set", arguments.sets},
           {"device", device.is_cuda() ? "cuda" : "cpu"},
           {"threads", at::get_num_threads()},
@@ -227,12 +232,23 @@ OpenedRun open_run(TrainArguments& arguments, lln_torch::Ranks* ranks) {
 }
 
 void expect_data_of_first(lln_torch::Ranks& ranks, const lln_torch::RunModel& made) {
-  const std::string own = lln_torch::data_fingerprint(*made.source, made.settings.batch);
+  const std::string own = fingerprint_of(made);
   const std::string first = ranks.from_first("data", own);
   if (own == first) return;
   throw Error(ErrorCode::invalid_argument,
               fmt::format("the data of rank {} are not those of rank 0: {}; expected {}",
                           ranks.rank(), own, first));
+}
+
+// A run goes on with the data that it began with, wherever they are now.
+void expect_data_of_run(const RunFolder& run, const lln_torch::RunModel& made) {
+  const Json facts = run.read_run();
+  const std::string own = fingerprint_of(made);
+  const std::string begun = facts.value("data_fingerprint", own);
+  if (own == begun) return;
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("{}: the data are not those that the run began with: {}; expected {}",
+                          run.path(), own, begun));
 }
 
 int report_not_finite(const std::string& text, const TrainArguments& arguments) {
@@ -304,6 +320,7 @@ int run_train(TrainArguments arguments, lln_torch::Ranks* ranks, ResumeHint& hin
     }
   }
   if (ranks != nullptr) expect_data_of_first(*ranks, made);
+  if (first && opened.begun) expect_data_of_run(opened.folder, made);
   std::optional<lln_torch::RunLock> lock;
   if (first) {
     opened.folder.make();

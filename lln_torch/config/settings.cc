@@ -131,8 +131,9 @@ Settings Settings::from_file(const std::string& path) {
     return from_json(to_json(parsed, ""), path);
   } catch (const toml::parse_error& error) {
     const toml::source_region& region = error.source();
-    throw lln::Error(lln::ErrorCode::io,
-                     fmt::format("{}:{}: {}", path, region.begin.line, error.description()));
+    // A file that cannot be opened has no line.
+    const std::string line = region.begin.line > 0 ? fmt::format(":{}", region.begin.line) : "";
+    throw lln::Error(lln::ErrorCode::io, fmt::format("{}{}: {}", path, line, error.description()));
   }
 }
 

@@ -137,6 +137,18 @@ void load_bert_weights(TextBody& body, const std::string& folder) {
   constexpr const char* kMark = "embeddings.word_embeddings.weight";
   const std::string prefix = file.find(std::string("bert.") + kMark) != nullptr ? "bert." : "";
   NamedTensors targets = named_weights(body);
+  std::vector<std::string> untrained;
+  for (const auto& item : body.named_parameters()) {
+    if (bert_name(item.key()).empty()) untrained.push_back(item.key());
+  }
+  if (!untrained.empty()) {
+    fail_bert(path,
+              fmt::format(
+                  "has no weights for {}{}: expected an attention without parameters "
+                  "of its own",
+                  untrained.front(),
+                  untrained.size() > 1 ? fmt::format(" and {} others", untrained.size() - 1) : ""));
+  }
   std::erase_if(targets, [](const auto& item) { return bert_name(item.first).empty(); });
   std::vector<std::string> heads;
   for (const lln::io::TensorInfo& info : file.tensors()) {

@@ -50,7 +50,7 @@ bool computes(std::string_view name) {
   constexpr std::array kOthers = {
       "empty",   "resize", "set_",    "view",       "as_strided", "slice", "select",  "transpose",
       "permute", "expand", "squeeze", "narrow",     "detach",     "alias", "reshape", "split",
-      "chunk",   "unbind", "::t",     "contiguous", "clone",      "fill_", "zero_"};
+      "chunk",   "unbind", "::t",     "contiguous", "clone",      "fill_", "zero_",   "resolve_"};
   return std::none_of(kOthers.begin(), kOthers.end(), [&](std::string_view other) {
     return other == "::t" ? name.ends_with(other) : name.find(other) != std::string_view::npos;
   });
@@ -86,6 +86,19 @@ void note_operation(WatchState& watch, const at::RecordFunction& function,
   }
 }
 
+// What an operation reads: what it writes, in place or to an `out`, may hold anything before.
+std::vector<c10::IValue> read_inputs(const at::RecordFunction& function) {
+  std::vector<c10::IValue> read;
+  const std::optional<c10::FunctionSchema> schema = function.operator_schema();
+  const c10::ArrayRef<const c10::IValue> inputs = function.inputs();
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const c10::AliasInfo* const alias =
+        schema && i < schema->arguments().size() ? schema->arguments()[i].alias_info() : nullptr;
+    if (alias == nullptr || !alias->isWrite()) read.push_back(inputs[i]);
+  }
+  return read;
+}
+
 std::unique_ptr<at::ObserverContext> watch_begin(const at::RecordFunction& function) {
   WatchState* const watch = current_watch;
   if (watch == nullptr || inside_watch) return nullptr;
@@ -97,11 +110,9 @@ std::unique_ptr<at::ObserverContext> watch_begin(const at::RecordFunction& funct
       const auto known = watch->parameters.find(input.storage().data());
       if (known != watch->parameters.end()) watch->last_parameter = known->second;
     }
-    // Results of functions that are not torch's own are seen when the next one takes them. What
-    // an operation in place writes over is no input of it.
-    const std::string_view name = function.name();
-    if (computes(name) && !name.ends_with('_')) {
-      note_operation(*watch, function, inputs, "the input");
+    // Results of functions that are not torch's own are seen when the next one takes them.
+    if (computes(function.name())) {
+      note_operation(*watch, function, tensors_in(read_inputs(function)), "the input");
     }
   }
   inside_watch = false;
@@ -246,7 +257,7 @@ std::string describe_not_finite(Model& model, const std::vector<Batch>& parts, c
       const AutocastScope scope(device.type(), options.bf16);
       loss = model.run(tensors, context).loss;
     }
-    if (at::isfinite(loss).item<bool>()) {
+    if (std::isfinite(loss.item<double>())) {
       watch.begin_backward();
       loss.backward();
     }

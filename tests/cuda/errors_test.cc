@@ -28,15 +28,20 @@ void expect_reported(const std::string& text) {
   expect_works();  // reported once
 }
 
+// The plain kernels, and those that have their own ways to memory.
+constexpr const char* kTypes[] = {"f32", "bf16"};
+
 TEST_F(CudaErrors, LengthsOutOfRange) {
   for (const std::string op : kDeviceOps) {
     for (const std::string kind : kDeviceKinds) {
-      Case c = make_case(op + ":f32:cpu:b3h2n200d32:" + kind + ":masked");
-      c.keys = conformance::KeyPattern::lengths;
-      Inputs in = conformance::make_inputs(c, DType::f32);
-      in.key_lengths = {-5, 201, 1 << 30};
-      run_on_device(c, in);  // sees to the guards
-      expect_reported("key_lengths");
+      for (const std::string type : kTypes) {
+        Case c = make_case(op + ":" + type + ":cpu:b3h2n200d64:" + kind + ":masked");
+        c.keys = conformance::KeyPattern::lengths;
+        Inputs in = conformance::make_inputs(c, c.problem.dtype);
+        in.key_lengths = {-5, 201, 1 << 30};
+        run_on_device(c, in);  // sees to the guards
+        expect_reported("key_lengths");
+      }
     }
   }
 }
@@ -49,13 +54,15 @@ TEST_F(CudaErrors, CumulativeLengthsThatAreNotRight) {
   };
   for (const std::string op : kDeviceOps) {
     for (const std::string kind : kDeviceKinds) {
-      for (const std::vector<std::int64_t>& list : lists) {
-        Case c = make_case(op + ":f32:cpu:b1h2n300d32:" + kind + ":packed=3");
+      for (const std::string type : kTypes) {
+        Case c = make_case(op + ":" + type + ":cpu:b1h2n300d64:" + kind + ":packed=3");
         c.lengths = {100, 100, 100};
-        Inputs in = conformance::make_inputs(c, DType::f32);
-        in.cu_seqlens_q = in.cu_seqlens_k = list;
-        run_on_device(c, in);
-        expect_reported("cu_seqlens_q does not start at 0");
+        Inputs in = conformance::make_inputs(c, c.problem.dtype);
+        for (const std::vector<std::int64_t>& list : lists) {
+          in.cu_seqlens_q = in.cu_seqlens_k = list;
+          run_on_device(c, in);
+          expect_reported("cu_seqlens_q does not start at 0");
+        }
       }
     }
   }

@@ -16,13 +16,15 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 class CudaInvariance : public OnDevice {};
 
-// Calls body(case) for every kind, op and type on a shape that takes several pieces of a sequence.
-template <class Body>
-void for_each_form(const std::string& shape, const Body& body) {
-  for (const std::string kind : kDeviceKinds) {
-    for (const std::string op : kDeviceOps) {
-      for (const std::string type : kDeviceTypes) {
-        Case c = make_case(op + ":" + type + ":cpu:" + shape + ":" + kind);
+// Of one type.
+class CudaForms : public OnDevice, public testing::WithParamInterface<const char*> {
+ protected:
+  // Calls body(case) for every kind and op on a shape that takes several pieces of a sequence.
+  template <class Body>
+  static void for_each_form(const std::string& shape, const Body& body) {
+    for (const std::string kind : kDeviceKinds) {
+      for (const std::string op : kDeviceOps) {
+        Case c = make_case(op + ":" + GetParam() + ":cpu:" + shape + ":" + kind);
         body(c);
         // Gradients of parameters take other ways.
         c.parameter_gradients = true;
@@ -30,7 +32,9 @@ void for_each_form(const std::string& shape, const Body& body) {
       }
     }
   }
-}
+};
+INSTANTIATE_TEST_SUITE_P(Types, CudaForms, testing::ValuesIn(kDeviceTypes),
+                         [](const auto& type) { return std::string(type.param); });
 
 void copy_batch(const Tensor& from, std::int64_t from_batch, std::int64_t from_row, Tensor& to,
                 std::int64_t to_row, std::int64_t rows) {
@@ -76,41 +80,69 @@ void expect_close(const TensorSet& found, const TensorSet& expected, const Case&
   }
 }
 
-TEST_F(CudaInvariance, AnotherRun) {
+TEST_P(CudaForms, AnotherRun) {
   for_each_form("b2h4k2n1500d64", [](const Case& c) {
     const Inputs in = conformance::make_inputs(c, c.problem.dtype);
     expect_same_bits(run_on_device(c, in), run_on_device(c, in), to_string(c));
   });
 }
 
-TEST_F(CudaInvariance, BatchNeighbours) {
-  for (const std::string shape : {"h2n130d24", "h2k1n3000d64"}) {
-    for_each_form("b3" + shape, [&](Case three) {
-      three.parameters = ParameterForm::one;
-      three.parameter_gradients = false;
-      Case one = three;
-      one.problem.batch = one.problem.sequences = 1;
-      Inputs in = conformance::make_inputs(three, three.problem.dtype);
-      for (Tensor* t : {&in.q, &in.k, &in.v, &in.g}) {
-        t->for_each([&](auto b, auto h, auto n, auto c) {
-          if (b == 1) t->set(b, h, n, c, kNaN);
-        });
-      }
-      const TensorSet together = run_on_device(three, in);
-      for (const std::int64_t batch : {0, 2}) {
-        Inputs own = conformance::make_inputs(one, one.problem.dtype);
-        take_sequence(in, batch, 0, one.problem.tokens, own);
-        const TensorSet alone = run_on_device(one, own);
-        for (const TensorSet::Entry& entry : alone.entries()) {
-          expect_rows(together.at(entry.name), batch, 0, entry.tensor,
-                      entry.name + " of " + to_string(three));
-        }
-      }
+// The first and the last of three sequences, against each of them alone; the one between is NaN.
+void expect_alone_as_among_three(Case three) {
+  three.parameters = ParameterForm::one;
+  three.parameter_gradients = false;
+  Case one = three;
+  one.problem.batch = one.problem.sequences = 1;
+  Inputs in = conformance::make_inputs(three, three.problem.dtype);
+  for (Tensor* t : {&in.q, &in.k, &in.v, &in.g}) {
+    t->for_each([&](auto b, auto h, auto n, auto c) {
+      if (b == 1) t->set(b, h, n, c, kNaN);
     });
+  }
+  const TensorSet together = run_on_device(three, in);
+  for (const std::int64_t batch : {0, 2}) {
+    Inputs own = conformance::make_inputs(one, one.problem.dtype);
+    take_sequence(in, batch, 0, one.problem.tokens, own);
+    const TensorSet alone = run_on_device(one, own);
+    for (const TensorSet::Entry& entry : alone.entries()) {
+      expect_rows(together.at(entry.name), batch, 0, entry.tensor,
+                  entry.name + " of " + to_string(three));
+    }
   }
 }
 
-TEST_F(CudaInvariance, PackedEqualsSeparateCalls) {
+TEST_P(CudaForms, BatchNeighbours) {
+  for (const std::string shape : {"h2n130d24", "h2k1n3000d64"}) {
+    for_each_form("b3" + shape, expect_alone_as_among_three);
+  }
+}
+
+// 1024 tokens are 16 tiles, and three teams take them in turn: two have a turn without a tile,
+// and go on with the next head.
+TEST_F(CudaInvariance, TurnsWithoutATile) {
+  for (const std::string kind : {"lln", "lln+diag64"}) {
+    for (const std::string op : kDeviceOps) {
+      const Case c = make_case(op + ":bf16:cpu:b3h4n1100d64:" + kind);
+      const Inputs in = conformance::make_inputs(c, c.problem.dtype);
+      const TensorSet first = run_on_device(c, in);
+      for (int again = 0; again < 3; ++again) {
+        expect_same_bits(run_on_device(c, in), first, to_string(c));
+      }
+    }
+  }
+}
+
+// As many heads as half of the multiprocessors, or as all of them, are done in one launch; three
+// times as many in two. Of an H200, and of the emulated device.
+TEST_F(CudaInvariance, HeadsOfOneLaunchOrTwo) {
+  for (const std::string heads : {"h70", "h4"}) {
+    for (const std::string dim : {"d64", "d128"}) {
+      expect_alone_as_among_three(make_case("forward:bf16:cpu:b3" + heads + "n150" + dim + ":lln"));
+    }
+  }
+}
+
+TEST_P(CudaForms, PackedEqualsSeparateCalls) {
   const std::vector<std::int64_t> lengths = {700, 0, 1, 129, 1500, 0};
   for_each_form("b1h4k2n2330d32v64", [&](Case packed) {
     packed.parameters = ParameterForm::one;
@@ -140,7 +172,7 @@ TEST_F(CudaInvariance, PackedEqualsSeparateCalls) {
 }
 
 // Given and poisoned, given and zero, or taken inside the call.
-TEST_F(CudaInvariance, Workspace) {
+TEST_P(CudaForms, Workspace) {
   for_each_form("b2h2n1100d64", [](const Case& c) {
     const Inputs in = conformance::make_inputs(c, c.problem.dtype);
     const TensorSet expected = run_on_device(c, in);
@@ -170,7 +202,7 @@ TEST_F(CudaInvariance, WorkspaceIsBounded) {
 
 // Tensors that no wide load can start at: another path inside the kernels, or another kernel, and
 // results as right as the others.
-TEST_F(CudaInvariance, MisalignedTensors) {
+TEST_P(CudaForms, MisalignedTensors) {
   for_each_form("b2h2n300d64", [](const Case& c) {
     const Inputs in = conformance::make_inputs(c, c.problem.dtype);
     const TensorSet aligned = run_on_device(c, in);
@@ -182,11 +214,11 @@ TEST_F(CudaInvariance, MisalignedTensors) {
 }
 
 // A NaN alpha or beta gives NaN in its own head alone.
-TEST_F(CudaInvariance, NaNScaleStaysInItsHead) {
+TEST_P(CudaForms, NaNScaleStaysInItsHead) {
   for (const std::string kind : {"lln", "lln:causal", "lln+diag32"}) {
     for (const std::string op : kDeviceOps) {
-      const Case c = make_case(op + ":f32:cpu:b2h3n200d32:" + kind);
-      Inputs in = conformance::make_inputs(c, DType::f32);
+      const Case c = make_case(op + ":" + GetParam() + ":cpu:b2h3n200d64:" + kind);
+      Inputs in = conformance::make_inputs(c, c.problem.dtype);
       const TensorSet before = run_on_device(c, in);
       for (Tensor* scale : {&in.alpha, &in.beta}) scale->set(0, 1, 0, 0, kNaN);
       const TensorSet after = run_on_device(c, in);
@@ -203,7 +235,7 @@ TEST_F(CudaInvariance, NaNScaleStaysInItsHead) {
 }
 
 // Padding that holds NaN, by length and by mask.
-TEST_F(CudaInvariance, LengthsEqualMask) {
+TEST_P(CudaForms, LengthsEqualMask) {
   for_each_form("b3h2n700d32", [](Case c) {
     c.problem.masked = true;
     c.keys = KeyPattern::lengths;

@@ -191,7 +191,11 @@ def main(words):
     if verb == "eval":
         print(json.dumps({"metrics": {"loss": 4.0}}))
     elif verb == "generate":
-        print(json.dumps({"tokens_per_second": 100.0, "memory_bytes": 1000, "text": "a"}))
+        last = int(options["--tokens"])
+        marks = [
+            {"tokens": n, "seconds": n / 100, "memory_bytes": 1000} for n in (2, 4, 8, 16, last)
+        ]
+        print(json.dumps({"tokens_per_second": 100.0, "text": "a", "marks": marks}))
     elif verb in ("dump", "calibrate"):
         pathlib.Path(options["-o"]).write_text("{}", encoding="utf-8")
     else:

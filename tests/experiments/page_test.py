@@ -121,10 +121,10 @@ class Page(Pages):
         self.assertNotIn("Evaluated", self.page(run("diag", 0, 3.0)))
 
     def test_what_came_after_the_training(self):
-        later = {"stage": "generate 16", "status": "cut", "cut_by": "limit"}
+        later = {"stage": "generate", "status": "cut", "cut_by": "limit"}
         text = self.page(run("diag", 0, 3.0, later=later))
         self.assertIn("| Diag | 1 | 3.000 | 60 s |", text)  # no star
-        self.assertIn("after the training, generate 16 cut short |", text)
+        self.assertIn("after the training, generate cut short |", text)
 
     def test_remarks_of_a_row(self):
         self.write("words", WORDS + 'note = "a remark"\n')
@@ -243,13 +243,13 @@ values = { 1024 = "1 GB, 2 s" }
                 2.0,
                 evaluated_on={"other": {"loss": 3.0}},
                 generated={
-                    "8": {"tokens_per_second": 250.0, "memory_bytes": 1000},
-                    "16": {"tokens_per_second": 240.0, "memory_bytes": 1000},
+                    "8": {"seconds": 0.028, "memory_bytes": 1000},
+                    "16": {"seconds": 0.0625, "memory_bytes": 1000},
                 },
             )
         )
         self.assertIn("| LLN + Diag | 1 | 7.389 | 20.09 |", text)
-        # 7 tokens in 0.028 s, 15 in 0.0625 s.
+        # 7 tokens in 0.028 s, 8 in 0.0345 s.
         self.assertIn("| attention | 1 to 8 | 8 to 16 |", text)
         self.assertIn("| LLN + Diag | 250/s, 1 KB | 232/s, 1 KB |", text)
 

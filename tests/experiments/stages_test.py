@@ -111,15 +111,24 @@ class Kept(Runs):
 
 class Early(Runs):
     def test_the_limit_is_of_the_whole_run(self):
-        self.write("words", "generate = [8, 16, 32]\n" + WORDS)
+        self.write("words", 'evaluate_on = ["other"]\ngenerate = [8, 16]\n' + WORDS)
+        (self.folder / "other").mkdir()
+        words = ("words", "--rows", "lln+diag", "--data", str(self.folder))
         begin = time.monotonic()
-        self.run_it("words", "--rows", "lln+diag", "--set", "fake.later=1.5", "--limit", "2.5")
+        self.run_it(*words, "--set", "fake.later=1.5", "--limit", "2.5")
         self.assertLess(time.monotonic() - begin, 4.5)
         (one,) = self.records("words")
         # The training's result stays, and what is missing is said.
         self.assertEqual((one["status"], one["cut"], one["final_step"]), ("finished", False, 400))
-        self.assertEqual(one["later"], {"stage": "generate 16", "status": "cut", "cut_by": "limit"})
-        self.assertEqual(list(one["generated"]), ["8"])
+        self.assertEqual(one["later"], {"stage": "generate", "status": "cut", "cut_by": "limit"})
+        self.assertEqual(one["evaluated_on"], {"other": {"loss": 4.0}})
+        self.assertNotIn("generated", one)
+
+    def test_one_text_is_timed_at_positions(self):
+        self.write("words", "generate = [8, 32]\n" + WORDS)
+        self.run_it("words", "--rows", "lln+diag")
+        marks = {str(n): {"seconds": n / 100, "memory_bytes": 1000} for n in (8, 32)}
+        self.assertTrue(all(one["generated"] == marks for one in self.records("words")))
 
     def test_a_cost_that_was_cut_keeps_its_points(self):
         self.write("words", COSTS)

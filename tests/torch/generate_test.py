@@ -64,6 +64,13 @@ class Generate(Scratch):
         longer = self.generate(run, *options)
         self.assertEqual(longer["memory_bytes"], short["memory_bytes"])
         self.assertEqual(longer["ids"][:20], short["ids"])
+        # When it had come how far: at powers of two, and at the end.
+        marks = longer["marks"]
+        self.assertEqual([m["tokens"] for m in marks], [2, 4, 8, 16, 32, 64, 128, 200])
+        self.assertEqual({m["memory_bytes"] for m in marks}, {short["memory_bytes"]})
+        seconds = [m["seconds"] for m in marks]
+        self.assertEqual(seconds, sorted(seconds))
+        self.assertAlmostEqual(199 / seconds[-1], longer["tokens_per_second"], delta=5)
         # Chance is that of the seed.
         options = ("--prompt", "The", "--temperature", "3", "--tokens", "30", "--seed")
         first = self.generate(run, *options, "1")
@@ -72,6 +79,14 @@ class Generate(Scratch):
         best = self.generate(run, *options, "1", "--top-k", "1")
         greedy = self.generate(run, "--prompt", "The", "--temperature", "0", "--tokens", "30")
         self.assertEqual(best["ids"], greedy["ids"])
+        # Other data under the same run are not gone on with.
+        pathlib.Path(self.path("other.txt")).write_text((SENTENCE[::-1] + "\n") * 400,
+                                                        encoding="utf-8")
+        lln("tokenize", self.path("other.txt"), "--output", self.path("other"), "--tokenizer",
+            "bytes", "--hold-out", "0.2")
+        error = lln("train", "--resume", "--run", run, "--data", self.path("other"), expect=3)
+        self.assertIn("the data are not those that the run began with", error.stderr)
+        lln("train", "--resume", "--run", run)
         shown = lln("generate", run, "--prompt", "The river", "--tokens", "20", "--temperature",
                     "0")
         self.assertEqual(shown.stdout, short["text"] + "\n")

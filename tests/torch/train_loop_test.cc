@@ -103,9 +103,12 @@ class SmallModel : public Model {
     output.scores = per_token_ ? each.reshape({-1, 2}) : each.mean(1);
     output.loss = at::cross_entropy_loss(output.scores, output.labels, {}, at::Reduction::Mean,
                                          kIgnoredLabel);
+    // The slope of the root is infinite at 0, and 0 times that is NaN.
+    if (context.step == steep_step) output.loss = output.loss + (k * 0).sqrt().sum();
     return output;
   }
-  std::int64_t poisoned_step = -1;
+  std::int64_t poisoned_step = -1;  // NaN in the forward pass
+  std::int64_t steep_step = -1;     // in the backward pass alone
 
  private:
   double dropout_;
@@ -300,6 +303,19 @@ TEST_F(Training, ALossThatIsNotFiniteIsExplained) {
   for (const auto& item : model.named_parameters()) {
     EXPECT_TRUE(at::isfinite(item.value()).all().item<bool>()) << item.key();
   }
+}
+
+TEST_F(Training, AGradientThatIsNotFiniteIsExplained) {
+  at::manual_seed(3);
+  SmallModel model;
+  model.steep_step = 4;
+  const std::string text = not_finite(model);
+  EXPECT_THAT(text, HasSubstr("step 5: the loss is 0."));
+  EXPECT_THAT(text, HasSubstr("the norm of the gradient nan"));
+  EXPECT_THAT(text, HasSubstr("the first infinity is in the result of aten::div"));
+  EXPECT_THAT(text, HasSubstr("the first NaN is in the result of aten::mul"));
+  EXPECT_THAT(text, HasSubstr(", in the backward pass\n"));
+  EXPECT_THAT(text, HasSubstr("gradients that are not finite: tokens.weight, key.weight"));
 }
 
 TEST_F(Training, WeightsThatAreNotFiniteAreNamed) {

@@ -72,14 +72,19 @@ class Train(Training):
         self.assertIn("no checkpoint '7'", error)
 
         output = self.path("dump.safetensors")
-        lln("dump", run, "-o", output, "--rows", "2")
+        shown = lln("dump", run, "-o", output, "--rows", "2").stdout
+        self.assertIn(f"as in the run: lln analyze {output} --matching frozen\n", shown)
         names = sorted(safetensors_file.read(output)[0])
         self.assertEqual(names, sorted(f"layer.{i}.{part}" for i in (0, 1)
                                        for part in ("q", "k", "alpha", "beta")))
         analyzer = os.path.join(os.path.dirname(PROGRAM), "lln")
         if os.path.exists(analyzer):
-            subprocess.run([analyzer, "analyze", output, "--json"], check=True,
-                           stdout=subprocess.DEVNULL)
+            found = subprocess.run(
+                [analyzer, "analyze", output, "--matching", "frozen", "--kinds", "lln", "--json"],
+                check=True, stdout=subprocess.PIPE).stdout
+            alphas = safetensors_file.read(output)[0]["layer.0.alpha"]
+            self.assertTrue(any(abs(head["alpha"] - alphas.flat[0]) < 1e-4
+                                for head in json.loads(found)["results"]))
 
     def test_signals_save_and_end(self):
         for number in (signal.SIGTERM, signal.SIGINT):

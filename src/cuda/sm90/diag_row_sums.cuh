@@ -86,6 +86,7 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, 1)
          ++round, ring.advance(), at.row += Shape::kTeams * kTileRows) {
       if (at.row >= piece.count) {
         wait(shared.ring.full[ring.slot], ring.parity);
+        meet(kGroupMeets + group, 128);  // all have seen the slot (keys.cuh)
         if (elected) arrive(shared.ring.empty[ring.slot]);
         continue;
       }

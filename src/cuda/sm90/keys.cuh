@@ -278,6 +278,9 @@ __global__ void __launch_bounds__(KeysShape<kDim>::kThreads, 1)
                  release);
       } else {
         release();
+        // Whoever is still before the wait would miss the slot's next two phases: products, which
+        // nobody ends before all have begun them, are missing here.
+        meet(2 + team, 128 * Shape::kParts);
       }
       leaving = ring.slot;
       ring.advance();

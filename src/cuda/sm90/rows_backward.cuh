@@ -337,6 +337,7 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, 1)
              at.row += Shape::kTeams * kTileRows, at.token += Shape::kTeams * kTileRows) {
       wait(shared.ring.full[ring.slot], ring.parity);
       if (at.row >= piece.count) {
+        meet(kGroupMeets + group, 128);  // all have seen the slot (keys.cuh)
         if (elected) arrive(shared.ring.empty[ring.slot]);
         continue;
       }
