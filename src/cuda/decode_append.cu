@@ -26,8 +26,8 @@ __host__ __device__ inline std::int64_t piece_tokens(std::int64_t tokens) {
 
 // No sequence of at most so many tokens has more pieces.
 std::int64_t most_pieces(std::int64_t tokens) {
-  return std::max(ceil_div(std::min(tokens, kLongSequence), kShortPiece),
-                  ceil_div(tokens, kLongPiece));
+  return std::max(blocks_for(std::min(tokens, kLongSequence), kShortPiece),
+                  blocks_for(tokens, kLongPiece));
 }
 
 struct AppendCall {
@@ -197,12 +197,12 @@ void run_append(const Call& call) {
   append_few(call, kFewTokens);
   if (p.tokens_k <= kFewTokens) return;
   const AppendCall a{make_decode_call(call), reinterpret_cast<float*>(call.workspace),
-                     most_pieces(p.tokens_k), static_cast<int>(ceil_div(p.dim_v, kWalkColumns))};
+                     most_pieces(p.tokens_k), static_cast<int>(blocks_for(p.dim_v, kWalkColumns))};
   const auto stream = static_cast<cudaStream_t>(call.stream);
   const std::int64_t blocks = slots * a.pieces * a.columns;
   launch_walk<false>(a, blocks, p.device.index, stream);
   launch("append_scan_kernel", append_scan_kernel,
-         LaunchShape{slots * ceil_div(p.dim, kScanWarps), kScanThreads, 0, stream}, a);
+         LaunchShape{slots * blocks_for(p.dim, kScanWarps), kScanThreads, 0, stream}, a);
   if (a.call.rows) launch_walk<true>(a, blocks, p.device.index, stream);
   launch("append_end_kernel", append_end_kernel, LaunchShape{slots, kEndThreads, 0, stream},
          a.call);

@@ -37,8 +37,6 @@ inline DecodeCall make_decode_call(const Call& call) {
           fault_word(p.device.index)};
 }
 
-inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
 #ifdef __CUDACC__
 
 inline constexpr float kLog2OfE = 1.4426950408889634F;

@@ -80,8 +80,7 @@ void launch_read(const DecodeCall& c, std::int64_t slots, cudaStream_t stream) {
   const std::int64_t group = c.call.heads / c.call.heads_k;
   const std::int64_t tokens = c.call.sequences.tokens;
   const std::int64_t heads = tokens == 1 ? 1 : group;
-  const std::int64_t tiles = ceil_div(tokens == 1 ? group : tokens, kRows);
-  if (slots * tiles == 0) return;
+  const std::int64_t tiles = blocks_for(tokens == 1 ? group : tokens, kRows);
   launch("decode_read_kernel", decode_read_kernel<kRows, kBlock>,
          LaunchShape{slots * heads * tiles, kStepThreads, 0, stream}, c,
          static_cast<unsigned>(tiles), static_cast<unsigned>(heads));
@@ -121,7 +120,7 @@ std::string decode_refusal(const Problem& problem) {
   if (problem.dtype == DType::f64) return "decoding takes f32, f16 and bf16";
   // No kernel has more blocks: a read takes kManyRows rows in each, a scan 8 of 256 channels.
   const std::int64_t most =
-      std::max<std::int64_t>(32, ceil_div(std::max(problem.tokens, problem.tokens_k), kManyRows));
+      std::max<std::int64_t>(32, blocks_for(std::max(problem.tokens, problem.tokens_k), kManyRows));
   const double blocks = static_cast<double>(problem.batch) * static_cast<double>(problem.heads) *
                         static_cast<double>(most);
   if (blocks > 0x7FFFFFFF) return "more heads and rows than a grid has blocks";

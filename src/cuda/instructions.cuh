@@ -1,4 +1,4 @@
-// The instructions that the tiled kernels are made of, each behind a function: tensor-core products
+// Instructions that C++ has no words for, each behind a function: tensor-core products
 // of 16 x 8 x 16, matrix loads from shared memory, asynchronous copies into it, and barriers.
 // Everything here exists on sm_80 and later. This file and sm90/instructions.cuh hold all assembly,
 // and tests/emulated_device has others of the same names, with which kernels run on the host.

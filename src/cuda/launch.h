@@ -27,7 +27,7 @@ struct LaunchShape {
   // they read what the previous one wrote, which called let_next_start() after waiting itself.
   bool overlapping = false;
   // The most that any launch of the kernel asks for, where they ask for more or less: other threads
-  // may be launching it, too.
+  // may be launching it, too. 0: all ask for `shared`.
   int most_shared = 0;
 };
 
@@ -56,9 +56,11 @@ void launch(const char* name, void (*kernel)(Parameters...), const LaunchShape& 
   config.dynamicSmemBytes = static_cast<std::size_t>(shape.shared);
   config.stream = shape.stream;
   config.attrs = &overlap;
-  int device = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  config.numAttrs = shape.overlapping && can_overlap(device) ? 1 : 0;
+  if (shape.overlapping) {
+    int device = 0;
+    check(cudaGetDevice(&device), "cudaGetDevice");
+    config.numAttrs = can_overlap(device) ? 1 : 0;
+  }
   check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), name);
 }
 

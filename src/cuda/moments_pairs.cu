@@ -54,7 +54,7 @@ struct Span {
   std::int64_t batch, begin, end;
 };
 
-__device__ Span span_of(const MomentsCall& call, const Side& side, const DeviceSequence& sequence) {
+__device__ Span span_of(const Side& side, const DeviceSequence& sequence) {
   const std::int64_t begin = side.keys ? sequence.k_begin : sequence.q_begin;
   if (side.key_span) {
     return {sequence.batch, begin + sequence.key_first, begin + sequence.key_end};
@@ -71,10 +71,10 @@ __device__ Span piece_span(const MomentsCall& call, const Side& side, unsigned p
         side.keys ? find_job<true>(call.sequences, part) : find_job<false>(call.sequences, part);
     if (place.s < 0) return {0, 0, 0};
     index = place.index;
-    span = span_of(call, side, place.sequence);
+    span = span_of(side, place.sequence);
   } else {
     index = part % side.pieces;
-    span = span_of(call, side, sequence_at(call.sequences, part / side.pieces));
+    span = span_of(side, sequence_at(call.sequences, part / side.pieces));
   }
   const std::int64_t piece = call.sequences.k_jobs.piece(span.end - span.begin);
   const std::int64_t begin = span.begin + index * piece;
@@ -221,7 +221,7 @@ __device__ void write_pair(const MomentsCall& call, const MatchingRule& rule, st
 __device__ Moments joined_heads(const MomentsCall& call, const Side& side, std::int64_t s,
                                 std::int64_t head, std::int64_t heads) {
   const DeviceSequence sequence = sequence_at(call.sequences, s);
-  const Span span = span_of(call, side, sequence);
+  const Span span = span_of(side, sequence);
   const std::int64_t tokens = span.end - span.begin;
   const std::int64_t pieces = tokens > 0 ? call.sequences.k_jobs.count(tokens) : 0;
   const std::int64_t first = !call.packed ? s * side.pieces

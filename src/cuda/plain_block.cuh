@@ -1,6 +1,5 @@
 // What the bodies of the plain kernels are written in: phases that all threads of a block run, with
-// a barrier after each, and the products, sums and softmaxes of tiles in shared memory. A body
-// never names a thread's registers from one phase in another.
+// a barrier after each, and the products, sums and softmaxes of tiles in shared memory.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

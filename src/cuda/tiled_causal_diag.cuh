@@ -31,7 +31,7 @@ struct DiagSpan {
     const int own = key - row;  // negative: an earlier part
     std::uint32_t mask = ((valid >> key) & 1) != 0 ? 0xFFFFU : 0;
     if (own > 0) mask &= ~0U << own;
-    if (log2 < 4) mask &= (1U << ((own >> log2) + 1 << log2)) - 1;
+    if (log2 < 4) mask &= (1U << (((own >> log2) + 1) << log2)) - 1;
     return mask >> (2 * (threadIdx.x & 3));
   }
 };

@@ -22,21 +22,29 @@ namespace {
 
 // What a block may have of a device of compute capability 9.0, and a guard behind it.
 constexpr std::size_t kSharedBytes = 227 * 1024, kGuardBytes = 5 * 1024;
-constexpr unsigned kMostBlocks = 8;         // of a cluster
 constexpr unsigned char kUnwritten = 0xFF;  // NaN in every type
-alignas(1024) unsigned char memories[kMostBlocks][kSharedBytes + kGuardBytes];
+alignas(1024) unsigned char memory[kSharedBytes + kGuardBytes];
 
-// The threads of the cluster that runs, those of a block behind each other, and what they share.
-struct Cluster {
+// The block that runs.
+struct Block {
   std::vector<Thread> threads;
-  std::vector<Block> blocks;
+  std::vector<Warp> warps;
+  std::array<Meeting, 16> meetings;  // at its barriers
   std::vector<Task> tasks;
-  Meeting meeting;
   std::uint64_t moves = 0;
+  unsigned running = 0;
   const std::function<void()>* body = nullptr;
-} cluster;
+} block;
 
-std::minstd_rand random_bits(1);
+// Another schedule for a test that is to be tried under several.
+unsigned seed() {
+  static const unsigned given = [] {
+    const char* const text = std::getenv("EMULATED_DEVICE_SEED");
+    return text == nullptr ? 1U : static_cast<unsigned>(std::strtoul(text, nullptr, 10));
+  }();
+  return given;
+}
+std::minstd_rand random_bits(seed());
 
 void complete(Meeting& meeting) {
   meeting.arrived = 0;
@@ -45,51 +53,59 @@ void complete(Meeting& meeting) {
   moved();
 }
 
-void arrive_with(Meeting& meeting, unsigned threads, bool own) {
+void arrive_with(unsigned barrier, unsigned threads, bool own) {
+  Meeting& meeting = block.meetings.at(barrier);
+  if (meeting.arrived > 0 && meeting.threads != threads) {
+    fault("is at a barrier for " + std::to_string(threads) + " threads, where others wait for " +
+          std::to_string(meeting.threads));
+  }
+  meeting.threads = threads;
   meeting.votes.all = meeting.votes.all && own;
   meeting.votes.any = meeting.votes.any || own;
-  if (++meeting.arrived >= threads) complete(meeting);
+  if (++meeting.arrived >= (threads == 0 ? block.running : threads)) complete(meeting);
 }
 
 void run_thread(void*) {
-  (*cluster.body)();
+  (*block.body)();
   if (!current->copies.ended()) fault("ends before its copies into shared memory");
   if (!current->stores.ended()) fault("ends before its copies have read shared memory");
+  if (current->products > current->products_awaited) fault("ends before its products");
   current->ended = true;
   // Those that wait for all wait for one less.
-  Block& block = *current->block;
   --block.running;
-  if (block.meetings[0].arrived > 0 && block.meetings[0].arrived == block.running) {
-    complete(block.meetings[0]);
-  }
+  Meeting& all = block.meetings[0];
+  if (all.arrived > 0 && all.threads == 0 && all.arrived == block.running) complete(all);
   moved();
 }
 
-// Threads go on, all of them, or those of some warps: some are ahead of the others, or far behind.
+// Threads go on, all of them, or those of some warps: some are ahead of the others, or far behind,
+// and the lanes of a warp run in either direction.
 void run_warps(bool all) {
-  for (Block& block : cluster.blocks) {
-    for (std::size_t w = 0; w < block.warps.size(); ++w) {
-      if (!all && random_bits() % 16 < block.warps[w].rests) continue;
-      for (std::size_t i = w * kLanes; i < w * kLanes + block.warps[w].lanes; ++i) {
-        if (block.threads[i].ended) continue;
-        current = &block.threads[i];
-        threadIdx = {current->index, 0, 0};
-        blockIdx = {block.index, 0, 0};
-        current->fiber.resume();
-      }
+  for (std::size_t w = 0; w < block.warps.size(); ++w) {
+    const Warp& warp = block.warps[w];
+    if (!all && random_bits() % 16 < warp.rests) continue;
+    const bool reverse = random_bits() % 2 == 0;
+    for (unsigned i = 0; i < warp.lanes; ++i) {
+      Thread& thread = block.threads[w * kLanes + (reverse ? warp.lanes - 1 - i : i)];
+      if (thread.ended) continue;
+      current = &thread;
+      threadIdx = {thread.index, 0, 0};
+      thread.fiber.resume();
+      current = nullptr;
     }
   }
 }
 
 // Does what has been begun and is ready: all of it, or some.
 void run_tasks(bool all) {
-  for (std::size_t i = 0; i < cluster.tasks.size();) {
-    if ((!all && random_bits() % 2 == 0) || (cluster.tasks[i].ready && !cluster.tasks[i].ready())) {
+  for (std::size_t i = 0; i < block.tasks.size();) {
+    if ((!all && random_bits() % 2 == 0) || (block.tasks[i].ready && !block.tasks[i].ready())) {
       ++i;
       continue;
     }
-    const Task task = std::move(cluster.tasks[i]);
-    cluster.tasks.erase(cluster.tasks.begin() + static_cast<std::ptrdiff_t>(i));
+    const Task task = std::move(block.tasks[i]);
+    if (i + 1 < block.tasks.size()) block.tasks[i] = std::move(block.tasks.back());
+    block.tasks.pop_back();
     task.run();
     moved();
   }
@@ -97,7 +113,7 @@ void run_tasks(bool all) {
 
 void report_stand_still() {
   std::map<std::string, unsigned> waits;
-  for (const Thread& thread : cluster.threads) {
+  for (const Thread& thread : block.threads) {
     if (!thread.ended) ++waits[thread.waits_for];
   }
   std::string text = "all threads wait:";
@@ -107,79 +123,64 @@ void report_stand_still() {
   fault(text);
 }
 
-void prepare(Block& block, unsigned index, Thread* threads, unsigned char* memory) {
-  block = {};
-  block.index = index;
-  block.threads = threads;
-  block.memory = memory;
+void prepare_block() {
+  std::memset(memory, kUnwritten, sizeof memory);
+  block.meetings = {};
   block.running = blockDim.x;
-  std::memset(memory, kUnwritten, kSharedBytes + kGuardBytes);
-  block.warps.resize((blockDim.x + kLanes - 1) / kLanes);
+  block.warps.assign((blockDim.x + kLanes - 1) / kLanes, {});
   for (unsigned i = 0; i < block.warps.size(); ++i) {
     constexpr unsigned kRests[] = {0, 8, 15};  // of 16 turns
     block.warps[i].lanes = std::min(kLanes, blockDim.x - i * kLanes);
     block.warps[i].rests = kRests[random_bits() % std::size(kRests)];
   }
   for (unsigned i = 0; i < blockDim.x; ++i) {
-    Thread& thread = threads[i];
+    Thread& thread = block.threads[i];
     thread.index = i;
-    thread.block = &block;
     thread.warp = &block.warps[i / kLanes];
     thread.lane = i % kLanes;
     thread.ended = false;
     thread.copies = thread.stores = {};
-    thread.products = 0;
+    thread.products = thread.products_awaited = 0;
     thread.product_groups.clear();
     thread.fiber.start(run_thread, nullptr);
   }
 }
 
-void check_guard(const Block& block, std::size_t shared) {
-  const unsigned char* const end = block.memory + kSharedBytes + kGuardBytes;
+void check_end(std::size_t shared) {
+  if (!block.tasks.empty()) fault("ends with copies or products under way");
+  const unsigned char* const end = memory + sizeof memory;
   const unsigned char* const found =
-      std::find_if(static_cast<const unsigned char*>(block.memory) + shared, end,
+      std::find_if(static_cast<const unsigned char*>(memory) + shared, end,
                    [](unsigned char byte) { return byte != kUnwritten; });
   if (found == end) return;
-  fault("byte " + std::to_string(found - block.memory) +
+  fault("byte " + std::to_string(found - memory) +
         " of shared memory was written, the launch has " + std::to_string(shared));
 }
 
-void run_cluster(unsigned first, std::size_t shared) {
-  cluster.meeting = {};
-  for (unsigned i = 0; i < cluster.blocks.size(); ++i) {
-    prepare(cluster.blocks[i], first + i, &cluster.threads[i * blockDim.x], memories[i]);
-  }
-  const auto running = [] {
-    return std::any_of(cluster.blocks.begin(), cluster.blocks.end(),
-                       [](const Block& block) { return block.running > 0; });
-  };
-  while (running()) {
-    const std::uint64_t before = cluster.moves;
+void run_block(std::size_t shared) {
+  prepare_block();
+  while (block.running > 0) {
+    const std::uint64_t before = block.moves;
     run_warps(false);
     run_tasks(false);
-    if (cluster.moves != before) continue;
+    if (block.moves != before) continue;
     run_warps(true);
     run_tasks(true);
-    if (cluster.moves == before) report_stand_still();
+    if (block.moves == before) report_stand_still();
   }
-  current = nullptr;
-  for (const Block& block : cluster.blocks) check_guard(block, shared);
+  check_end(shared);
 }
 
 }  // namespace
 
-unsigned char* dynamic_memory() { return current->block->memory; }
-
-unsigned cluster_blocks() { return static_cast<unsigned>(cluster.blocks.size()); }
-
-unsigned char* memory_of(unsigned rank) { return cluster.blocks.at(rank).memory; }
+unsigned char* dynamic_memory() { return memory; }
 
 void fault(const std::string& what) {
   std::fprintf(stderr, "emulated device: block %u of %u", blockIdx.x, gridDim.x);
   if (current != nullptr) {
     std::fprintf(stderr, ", thread %u of %u", current->index, blockDim.x);
   }
-  std::fprintf(stderr, ": %s\n", what.c_str());
+  std::fprintf(stderr, ": %s (EMULATED_DEVICE_SEED=%u)\n", what.c_str(), seed());
   std::abort();
 }
 
@@ -188,7 +189,7 @@ void leave(const char* waits_for) {
   current->fiber.leave();
 }
 
-void moved() { ++cluster.moves; }
+void moved() { ++block.moves; }
 
 void together(const char* instruction, void* operand, void (*work)(const Operands&)) {
   Warp& warp = *current->warp;
@@ -209,46 +210,31 @@ void together(const char* instruction, void* operand, void (*work)(const Operand
 }
 
 Votes meet(unsigned barrier, unsigned threads, bool own) {
-  Meeting& meeting = current->block->meetings.at(barrier);
+  const Meeting& meeting = block.meetings.at(barrier);
   const std::uint64_t number = meeting.number;
-  arrive_with(meeting, threads == 0 ? current->block->running : threads, own);
+  arrive_with(barrier, threads, own);
   wait_until("a barrier of the block", [&] { return meeting.number != number; });
   return meeting.last;
 }
 
-void arrive(unsigned barrier, unsigned threads) {
-  arrive_with(current->block->meetings.at(barrier), threads, true);
-}
+void arrive(unsigned barrier, unsigned threads) { arrive_with(barrier, threads, true); }
 
-void arrive_in_cluster() {
-  current->cluster_meeting = cluster.meeting.number;
-  arrive_with(cluster.meeting, static_cast<unsigned>(cluster.threads.size()), true);
-}
+void begin(Task task) { block.tasks.push_back(std::move(task)); }
 
-void wait_in_cluster() {
-  wait_until("a barrier of the cluster",
-             [] { return cluster.meeting.number != current->cluster_meeting; });
-}
-
-void begin(Task task) { cluster.tasks.push_back(std::move(task)); }
-
-void run_grid(unsigned blocks, unsigned threads, unsigned each, std::size_t shared,
+void run_grid(unsigned blocks, unsigned threads, std::size_t shared,
               const std::function<void()>& body) {
-  cluster.body = &body;
+  block.body = &body;
   blockDim = {threads, 1, 1};
   gridDim = {blocks, 1, 1};
-  if (shared > kSharedBytes)
-    fault("asks for " + std::to_string(shared) + " bytes of shared memory");
-  if (each > kMostBlocks || blocks % each != 0) {
-    fault("a cluster of " + std::to_string(each) + " blocks");
-  }
-  cluster.blocks.resize(each);
-  while (cluster.threads.size() > each * threads) cluster.threads.pop_back();
-  while (cluster.threads.size() < each * threads) cluster.threads.emplace_back();
-  std::vector<unsigned> order(blocks / each);
+  while (block.threads.size() > threads) block.threads.pop_back();
+  while (block.threads.size() < threads) block.threads.emplace_back();
+  std::vector<unsigned> order(blocks);
   std::iota(order.begin(), order.end(), 0U);
   std::shuffle(order.begin(), order.end(), random_bits);
-  for (const unsigned i : order) run_cluster(i * each, shared);
+  for (const unsigned i : order) {
+    blockIdx = {i, 0, 0};
+    run_block(shared);
+  }
 }
 
 }  // namespace emulated

@@ -86,30 +86,20 @@ struct Votes {
   bool all = true, any = false;
 };
 struct Meeting {
-  unsigned arrived = 0;
+  unsigned arrived = 0, threads = 0;  // of so many; 0: of all that have not ended
   std::uint64_t number = 0;
   Votes votes, last;
-};
-
-struct Thread;
-struct Block {
-  unsigned index = 0, running = 0;
-  Thread* threads = nullptr;
-  unsigned char* memory = nullptr;
-  std::vector<Warp> warps;
-  std::array<Meeting, 16> meetings;  // at its barriers
 };
 
 struct Thread {
   Fiber fiber;
   unsigned index = 0;
-  Block* block = nullptr;
   Warp* warp = nullptr;
   unsigned lane = 0;
   bool ended = false;
   const char* waits_for = nullptr;
   Groups copies, stores;
-  std::uint64_t cluster_meeting = 0;
+  std::size_t products_awaited = 0;
   std::size_t products = 0;                 // that it has begun
   std::vector<std::size_t> product_groups;  // how many there were at each commit
 };
@@ -145,12 +135,6 @@ void together(const char* instruction, void* operand, void (*work)(const Operand
 Votes meet(unsigned barrier, unsigned threads, bool own = true);
 void arrive(unsigned barrier, unsigned threads);
 
-// Blocks that run at the same time and reach each other's shared memory.
-unsigned cluster_blocks();
-unsigned char* memory_of(unsigned rank);
-void arrive_in_cluster();
-void wait_in_cluster();
-
 // Something that the device does beside the threads: at any time from now on at which `ready`.
 struct Task {
   std::function<bool()> ready;
@@ -158,8 +142,7 @@ struct Task {
 };
 void begin(Task task);
 
-// each: blocks of a cluster.
-void run_grid(unsigned blocks, unsigned threads, unsigned each, std::size_t shared,
+void run_grid(unsigned blocks, unsigned threads, std::size_t shared,
               const std::function<void()>& body);
 
 }  // namespace emulated

@@ -3,10 +3,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "cuda/launch.h"
 #include "cuda/sm90/wgmma.cuh"
+#include "lln/version.h"
 
 namespace lln::cuda {
 namespace {
@@ -26,6 +28,29 @@ __global__ void pass_on(int* out, bool waits) {
   numbers[i] = i;
   if (waits) __syncthreads();
   out[blockIdx.x * kThreads + i] = numbers[(i + 32) % kThreads];
+}
+
+// The first lane of a warp leaves a number for the others.
+__global__ void leave_for_lanes(int* out, bool waits) {
+  LLN_DYNAMIC_SHARED(memory);
+  int& number = reinterpret_cast<int*>(memory)[threadIdx.x / 32];
+  if (threadIdx.x % 32 == 0) number = 7;
+  if (waits) __syncwarp();
+  out[blockIdx.x * kThreads + threadIdx.x] = number;
+  __syncwarp();
+}
+
+TEST(Emulator, LanesRunInEitherDirection) {
+  for (const bool waits : {true, false}) {
+    std::vector<int> out(3 * kThreads);
+    start(leave_for_lanes, 1024, out.data(), waits);
+    EXPECT_EQ(std::count(out.begin(), out.end(), 7) == 3 * kThreads, waits);
+  }
+}
+
+TEST(Emulator, IsTheDeviceOfTheLibrary) {
+  ASSERT_EQ(build_info().cuda.devices.size(), 1U);
+  EXPECT_EQ(build_info().cuda.devices[0].name, "emulated device");
 }
 
 TEST(Emulator, WarpsRunAheadOfEachOther) {
@@ -90,11 +115,23 @@ __global__ void write_at(int byte) {
   if (threadIdx.x == 0) memory[byte] = 1;
 }
 __global__ void leave_copies() {
-  static const int from[4] = {};
+  alignas(16) static const int from[4] = {};
   LLN_DYNAMIC_SHARED(memory);
   copy_async(shared_address(memory), from, true);
   copy_commit();
 }
+__global__ void leave_products() {
+  LLN_DYNAMIC_SHARED(tile);
+  float sums[8][4] = {};
+  sm90::multiply<1>(sums, sm90::ByRows<64>(tile, 0), sm90::ByColumns<64>(tile, 0), true);
+  sm90::commit_products();
+}
+__global__ void copy_unaligned() {
+  alignas(16) static const int from[8] = {};
+  LLN_DYNAMIC_SHARED(memory);
+  copy_async(shared_address(memory), from + 1, true);
+}
+__global__ void count_differently() { meet(1, threadIdx.x < 32 ? 64 : 96); }
 __global__ void meet_alone() {
   if (threadIdx.x < 32) meet(1, 64);
 }
@@ -111,8 +148,17 @@ TEST(EmulatorDeathTest, FaultsEndTheProgram) {
   start(write_at, 1024, 1023);
   EXPECT_DEATH(start(write_at, 1024, 1024), "byte 1024 of shared memory was written");
   EXPECT_DEATH(start(leave_copies, 1024), "ends before its copies into shared memory");
+  EXPECT_DEATH(start(leave_products, 64 * 128), "ends before its products");
+  EXPECT_DEATH(start(copy_unaligned, 1024), "copies 16 bytes at addresses that are no multiple");
+  EXPECT_DEATH(start(count_differently, 0), "where others wait for");
   EXPECT_DEATH(start(meet_alone, 0), "all threads wait: 32 for a barrier of the block");
   EXPECT_DEATH(start(part_ways, 0), "other lanes of its warp at");
+}
+
+TEST(Emulator, LaunchesBeyondTheLimits) {
+  EXPECT_THROW(start(write_at, 228 * 1024, 0), Error);
+  EXPECT_THROW(launch("kernel", write_at, LaunchShape{1, 2048, 0}, 0), Error);
+  start(write_at, 227 * 1024, 0);
 }
 
 }  // namespace

@@ -144,6 +144,7 @@ void wait_products(std::size_t pending_groups) {
   const auto& groups = current->product_groups;
   if (groups.size() <= pending_groups) return;
   const std::size_t until = groups[groups.size() - 1 - pending_groups];
+  current->products_awaited = until;
   // A product has ended when all four warps of the group have done theirs.
   const Warp* const first = current->warp - current->index / kLanes % 4;
   wait_until("products", [&] {
@@ -170,7 +171,7 @@ void barrier_wait(const ByteBarrier& barrier, std::uint32_t parity) {
 void load_box(void* to, const CUtensorMap& map, const Corner& corner, ByteBarrier& barrier) {
   const std::uint32_t shared = shared_address(to);
   if (shared % 1024 != 0) fault("a box is copied to an address that is no multiple of 1024");
-  begin({{}, [=, &map, &barrier, memory = dynamic_memory()] {
+  begin({{}, [=, &barrier, memory = dynamic_memory()] {
            for_each_piece(map, corner, memory, shared,
                           [](const unsigned char* from, unsigned char* in) {
                             if (from != nullptr) {
@@ -186,9 +187,10 @@ void load_box(void* to, const CUtensorMap& map, const Corner& corner, ByteBarrie
 
 void store_box(const CUtensorMap& map, const void* from, const Corner& corner) {
   const std::uint32_t shared = shared_address(from);
+  if (shared % 1024 != 0) fault("a box is copied from an address that is no multiple of 1024");
   Groups& stores = current->stores;
   stores.begin_one();
-  begin({{}, [=, &map, memory = dynamic_memory(), ended = stores.end_one()] {
+  begin({{}, [=, memory = dynamic_memory(), ended = stores.end_one()] {
            for_each_piece(map, corner, memory, shared,
                           [](unsigned char* to, const unsigned char* out) {
                             if (to != nullptr) std::memcpy(to, out, 2);

@@ -158,6 +158,15 @@ def check_silence(root):
                        "never prints, ends the program or reads the environment")
 
 
+def check_kernels(root):
+    """What the emulated device could not compile (tests/emulated_device)."""
+    for path, text in source_files(root):
+        if under(path, ("src/cuda",)) and not path.endswith("instructions.cuh"):
+            for match in re.finditer(r"\basm\b|<<<", code_only(text)):
+                yield (f"{path}:{line_of(text, match.start())}: {match.group()}: assembly is in "
+                       "instructions.cuh, and launch() launches")
+
+
 def check_size(root):
     """Recorded numbers are as long as they are."""
     for path, text in text_files(root):
@@ -219,8 +228,8 @@ def check_words(root):
                 yield f"{path}:{number}: a path of one machine: {match.group()}"
 
 
-RULES = (check_includes, check_silence, check_size, check_width, check_opening, check_names,
-         check_words)
+RULES = (check_includes, check_silence, check_kernels, check_size, check_width, check_opening,
+         check_names, check_words)
 
 
 def main():

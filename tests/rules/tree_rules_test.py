@@ -121,6 +121,14 @@ class TreeRulesTest(unittest.TestCase):
         self.assert_clean(tree_rules.check_silence, "src/api/a.cc", "std::snprintf(b, n, x);\n")
         self.assert_clean(tree_rules.check_silence, "cli/a.cc", "std::printf(x);\n")
 
+    def test_kernels_that_the_emulated_device_cannot_have(self):
+        rule = tree_rules.check_kernels
+        for line in ('asm("nop;");', "kernel<<<1, 32>>>();"):
+            self.assert_found(rule, "src/cuda/sm90/a.cuh", f"{OPENING}\n{line}\n", 4)
+            self.assert_clean(rule, "src/cuda/sm90/instructions.cuh", f"{OPENING}\n{line}\n")
+            self.assert_clean(rule, "tests/cuda/a.cc", f"{OPENING}\n{line}\n")
+        self.assert_clean(rule, "src/cuda/a.cu", f"{OPENING}// asm and <<<\nint basm = 1 << 2;\n")
+
     def test_size(self):
         limit = tree_rules.LINE_LIMIT
         self.assert_found(tree_rules.check_size, "src/cpu/a.cc", "x\n" * (limit + 1), limit + 1)

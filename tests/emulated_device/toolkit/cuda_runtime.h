@@ -56,7 +56,9 @@ constexpr T max(T x, T y) {
 }
 inline float rsqrtf(float x) { return 1 / sqrtf(x); }
 inline double rsqrt(double x) { return 1 / sqrt(x); }
-inline float __fdividef(float x, float y) { return x / y; }
+inline float __fdividef(float x, float y) {
+  return fabsf(y) > 0x1p126F && isfinite(y) ? 0 : x / y;  // as the device does
+}
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
@@ -256,17 +258,11 @@ cudaError_t cudaMalloc(T** memory, std::size_t bytes) {
   return cudaMalloc(reinterpret_cast<void**>(memory), bytes);
 }
 
-enum cudaLaunchAttributeID {
-  cudaLaunchAttributeProgrammaticStreamSerialization,
-  cudaLaunchAttributeClusterDimension,
-};
+enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization };
 struct cudaLaunchAttribute {
   cudaLaunchAttributeID id;
-  union {
+  struct {
     int programmaticStreamSerializationAllowed;
-    struct {
-      unsigned x, y, z;
-    } clusterDim;
   } val;
 };
 struct cudaLaunchConfig_t {
@@ -291,14 +287,16 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void (*kernel)
 
 namespace emulated {
 
-cudaError_t launch(const cudaLaunchConfig_t& config, std::function<void()> thread);
+cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel,
+                   std::function<void()> thread);
 
 }  // namespace emulated
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
   const std::tuple<Parameters...> given{arguments...};
-  return emulated::launch(*config, [=] { std::apply(kernel, given); });
+  return emulated::launch(*config, reinterpret_cast<const void*>(kernel),
+                          [=] { std::apply(kernel, given); });
 }
 
 // --- the driver's entry points

@@ -84,6 +84,7 @@ inline uint4 load_shared(const void* p) { return *static_cast<const uint4*>(p); 
 
 template <bool kTransposed>
 void load_four(std::uint32_t (&x)[4], std::uint32_t address) {
+  if (address % 16 != 0) emulated::fault("ldmatrix from an address that is no multiple of 16");
   struct Lane {
     const unsigned char* row;
     std::uint32_t* x;
@@ -114,6 +115,9 @@ inline void load_transposed(std::uint32_t (&x)[4], std::uint32_t address) {
 }
 
 inline void begin_copy(std::uint32_t to, const void* from, std::size_t bytes, bool valid) {
+  if (to % bytes != 0 || reinterpret_cast<std::uintptr_t>(from) % bytes != 0) {
+    emulated::fault("copies " + std::to_string(bytes) + " bytes at addresses that are no multiple");
+  }
   emulated::Groups& copies = emulated::current->copies;
   copies.begin_one();
   unsigned char* const at = emulated::at_address(to);

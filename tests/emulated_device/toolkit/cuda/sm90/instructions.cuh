@@ -75,6 +75,7 @@ void stores_wait_read() {
 
 inline void store_matrices(std::uint32_t address, std::uint32_t x0, std::uint32_t x1,
                            std::uint32_t x2, std::uint32_t x3) {
+  if (address % 16 != 0) emulated::fault("stmatrix to an address that is no multiple of 16");
   struct Lane {
     unsigned char* row;
     std::uint32_t x[4];
