@@ -15,7 +15,7 @@ FOLDER = pathlib.Path(__file__).resolve().parent
 ROOT = FOLDER.parent
 sys.path.insert(0, str(FOLDER))
 
-from harness import analysis, document, overview, plan, views  # noqa: E402
+from harness import analysis, converted, document, overview, plan, views  # noqa: E402
 from harness.document import Heading, Picture, Text  # noqa: E402
 from harness.record import SPIKE_BEFORE, SPIKE_DEVIATIONS, SPIKE_SHARE  # noqa: E402
 from harness.summary import Results  # noqa: E402
@@ -71,6 +71,8 @@ def blocks(folder=FOLDER, records=None):
         for own in results:
             if own.experiment.table["group"] == group:
                 made += views.section(own)
+        if group == 1:
+            made += converted.blocks(records or folder)
         for part in OVERALL.get(group, ()):
             made += part([r for r in results if r.experiment.table["group"] < 9])
     return made
