@@ -12,6 +12,7 @@
 #include <array>
 #include <atomic>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -172,6 +173,15 @@ std::vector<std::string> parameters_with(const Model& model, bool gradients) {
   return names;
 }
 
+double largest_gradient(const Model& model) {
+  double largest = 0;
+  for (const Tensor& parameter : model.parameters()) {
+    if (!parameter.grad().defined() || parameter.numel() == 0) continue;
+    largest = std::max(largest, parameter.grad().abs().max().item<double>());
+  }
+  return largest;
+}
+
 std::string few(const std::vector<std::string>& names) {
   const std::size_t shown = std::min(kMostNamed, names.size());
   return fmt::format("{}{}",
@@ -266,8 +276,13 @@ std::string describe_not_finite(Model& model, const std::vector<Batch>& parts, c
     if (seen) break;
   }
   if (!seen) {
-    text +=
-        "\nthe same batch, run again, gives finite numbers: what is random in the model decides";
+    const double largest = largest_gradient(model);
+    text += fmt::format(
+        "\nthe same batch, run again, gives finite numbers, the largest gradient {:.3g}: {}",
+        largest,
+        largest > std::sqrt(std::numeric_limits<float>::max()) / 10
+            ? "the sum of their squares overflows"
+            : "what is random in the model decides");
   } else if (faults.infinity) {
     text += "\nthe first infinity is in " + *faults.infinity;
   }
