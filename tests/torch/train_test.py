@@ -84,7 +84,7 @@ class Train(Training):
                  "--json"], check=True, stdout=subprocess.PIPE).stdout
             alpha = safetensors_file.read(output)[0]["layer.0.alpha"][2][0]
             self.assertTrue(any(abs(head["alpha"] - alpha) < 1e-4
-                                for head in json.loads(found)["results"]))
+                                for head in json.loads(found)))
 
     def test_signals_save_and_end(self):
         for number in (signal.SIGTERM, signal.SIGINT):
