@@ -56,6 +56,8 @@ int train_among_ranks(double timeout_seconds, bool json,
   if (!place) return train(nullptr, hint);
   // c10d logs, with stacks, what the messages of the program say in a sentence.
   FLAGS_caffe2_log_level = c10::GLOG_FATAL;
+  // A rank that is lost closes its sockets: what is written to them then is an error like others.
+  std::signal(SIGPIPE, SIG_IGN);
   lln_torch::RanksOptions options;
   options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(timeout_seconds * 1000));
   options.lost = [&](const std::string& text) { end_without_rank(text, hint, json); };
