@@ -164,7 +164,7 @@ def test_faults(minilm: tuple[Path, Any, Any], tmp_path: Path) -> None:
 
     assert "config.json: cannot be read" in fault(tmp_path)
     assert "did you mean softmax" in fault(folder, "--attention", "softmx")
-    untrained = "has no weights for layers.0.attention"
+    untrained = "has no weights for stack.layers.0.attention"
     assert untrained in fault(folder, "--attention", "linformer")
     assert untrained in fault(folder, "--attention", "lln+diag", "--set", "diag=gate")
     assert "max-tokens" in fault(folder, "--max-tokens", "0")
