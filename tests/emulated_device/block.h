@@ -37,8 +37,7 @@ struct Product {
   bool a_transposed = false, b_transposed = false, accumulate = false;
   bool a_in_registers = false;
   std::uint64_t a = 0, b = 0;  // descriptors
-  const unsigned char* memory = nullptr;
-  unsigned threads = 0;  // that have begun it
+  unsigned threads = 0;        // that have begun it
   std::array<float*, kLanes> results{};
   std::array<std::array<std::uint32_t, 4>, kLanes> words{};
 };

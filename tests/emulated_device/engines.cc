@@ -19,8 +19,7 @@ constexpr std::uint32_t kRow = 128;               // bytes of a row of a tile
 std::uint32_t permuted(std::uint32_t address) { return address ^ ((address >> 7 & 7) << 4); }
 
 // Number `outer` (row of a, column of b), `k` of an operand in shared memory.
-float operand_at(const unsigned char* memory, std::uint64_t descriptor, bool transposed,
-                 std::uint32_t outer, std::uint32_t k) {
+float operand_at(std::uint64_t descriptor, bool transposed, std::uint32_t outer, std::uint32_t k) {
   const auto field = [&](int bit) {
     return static_cast<std::uint32_t>(descriptor >> bit & 0x3FFF) << 4;
   };
@@ -36,7 +35,7 @@ float operand_at(const unsigned char* memory, std::uint64_t descriptor, bool tra
     address += outer / 8 * stride + k / 8 * leading + outer % 8 * 16 + k % 8 * 2;
   }
   std::uint16_t bits;
-  std::memcpy(&bits, memory + address, sizeof bits);
+  std::memcpy(&bits, at_address(address), sizeof bits);
   return lln::f32_from_bf16(bits);
 }
 
@@ -55,16 +54,14 @@ void multiply(const Product& product, std::uint32_t warp) {
   } else {
     for (std::uint32_t row = 0; row < kRows; ++row) {
       for (std::uint32_t k = 0; k < kDepth; ++k) {
-        a[row][k] =
-            operand_at(product.memory, product.a, product.a_transposed, warp * kRows + row, k);
+        a[row][k] = operand_at(product.a, product.a_transposed, warp * kRows + row, k);
       }
     }
   }
   std::vector<float> b(kDepth * product.columns);
   for (std::uint32_t column = 0; column < product.columns; ++column) {
     for (std::uint32_t k = 0; k < kDepth; ++k) {
-      b[column * kDepth + k] =
-          operand_at(product.memory, product.b, product.b_transposed, column, k);
+      b[column * kDepth + k] = operand_at(product.b, product.b_transposed, column, k);
     }
   }
   for (std::size_t lane = 0; lane < kLanes; ++lane) {
@@ -81,8 +78,8 @@ void multiply(const Product& product, std::uint32_t warp) {
 // Calls copy(where in device memory, where in shared memory) for every element of the box; null
 // where it is outside of the tensor.
 template <class Copy>
-void for_each_piece(const CUtensorMap& map, const Corner& corner, unsigned char* memory,
-                    std::uint32_t shared, const Copy& copy) {
+void for_each_piece(const CUtensorMap& map, const Corner& corner, std::uint32_t shared,
+                    const Copy& copy) {
   for (std::uint32_t row = 0; row < map.box[1]; ++row) {
     for (std::uint32_t column = 0; column < map.box[0]; ++column) {
       const std::int64_t at[4] = {corner[0] + std::int64_t{column}, corner[1] + std::int64_t{row},
@@ -93,7 +90,7 @@ void for_each_piece(const CUtensorMap& map, const Corner& corner, unsigned char*
         inside = inside && at[i] >= 0 && at[i] < static_cast<std::int64_t>(map.sizes[i]);
         element += at[i] * static_cast<std::int64_t>(map.strides[i]);
       }
-      copy(inside ? element : nullptr, memory + permuted(shared + row * kRow + column * 2));
+      copy(inside ? element : nullptr, at_address(permuted(shared + row * kRow + column * 2)));
     }
   }
 }
@@ -120,7 +117,6 @@ void begin_product(float* results, std::size_t columns, std::uint64_t a, const s
     product.a_in_registers = words != nullptr;
     product.a = a;
     product.b = b;
-    product.memory = dynamic_memory();
     const std::uint32_t of_group = current->index / kLanes % 4;
     begin({[&warp, index] {
              return warp.products_done == index && warp.products[index].threads == kLanes;
@@ -171,15 +167,14 @@ void barrier_wait(const ByteBarrier& barrier, std::uint32_t parity) {
 void load_box(void* to, const CUtensorMap& map, const Corner& corner, ByteBarrier& barrier) {
   const std::uint32_t shared = shared_address(to);
   if (shared % 1024 != 0) fault("a box is copied to an address that is no multiple of 1024");
-  begin({{}, [=, &barrier, memory = dynamic_memory()] {
-           for_each_piece(map, corner, memory, shared,
-                          [](const unsigned char* from, unsigned char* in) {
-                            if (from != nullptr) {
-                              std::memcpy(in, from, 2);
-                            } else {
-                              std::memset(in, 0, 2);
-                            }
-                          });
+  begin({{}, [=, &barrier] {
+           for_each_piece(map, corner, shared, [](const unsigned char* from, unsigned char* in) {
+             if (from != nullptr) {
+               std::memcpy(in, from, 2);
+             } else {
+               std::memset(in, 0, 2);
+             }
+           });
            barrier.bytes -= static_cast<int>(map.box[0] * map.box[1] * 2);
            settle_phase(barrier);
          }});
@@ -190,11 +185,10 @@ void store_box(const CUtensorMap& map, const void* from, const Corner& corner) {
   if (shared % 1024 != 0) fault("a box is copied from an address that is no multiple of 1024");
   Groups& stores = current->stores;
   stores.begin_one();
-  begin({{}, [=, memory = dynamic_memory(), ended = stores.end_one()] {
-           for_each_piece(map, corner, memory, shared,
-                          [](unsigned char* to, const unsigned char* out) {
-                            if (to != nullptr) std::memcpy(to, out, 2);
-                          });
+  begin({{}, [=, ended = stores.end_one()] {
+           for_each_piece(map, corner, shared, [](unsigned char* to, const unsigned char* out) {
+             if (to != nullptr) std::memcpy(to, out, 2);
+           });
            ended();
          }});
 }

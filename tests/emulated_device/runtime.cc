@@ -99,9 +99,6 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
     case cudaDevAttrMultiProcessorCount:
       *value = kMultiprocessors;
       break;
-    case cudaDevAttrL2CacheSize:
-      *value = 50 << 20;
-      break;
   }
   return cudaSuccess;
 }
@@ -113,9 +110,6 @@ cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 cudaError_t cudaStreamCreate(cudaStream_t* stream) {
   *stream = new EmulatedStream;
   return cudaSuccess;
-}
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  return cudaStreamCreate(stream);
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   delete stream;

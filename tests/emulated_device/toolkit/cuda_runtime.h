@@ -55,27 +55,15 @@ constexpr T max(T x, T y) {
   return x < y ? y : x;
 }
 inline float rsqrtf(float x) { return 1 / sqrtf(x); }
-inline double rsqrt(double x) { return 1 / sqrt(x); }
 inline float __fdividef(float x, float y) {
   return fabsf(y) > 0x1p126F && isfinite(y) ? 0 : x / y;  // as the device does
 }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
-inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
-inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
-inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
-inline int __ffsll(long long x) { return __builtin_ffsll(x); }
-inline int __popc(unsigned x) { return std::popcount(x); }
-inline int __popcll(unsigned long long x) { return std::popcount(x); }
-inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
 
 template <class T>
 void __stcs(T* to, T x) {
   *to = x;
-}
-template <class T>
-T __ldg(const T* from) {
-  return *from;
 }
 
 template <class T>
@@ -189,18 +177,15 @@ enum cudaError_t : int {
 };
 using cudaStream_t = struct EmulatedStream*;
 enum cudaMemcpyKind {
-  cudaMemcpyHostToHost,
   cudaMemcpyHostToDevice,
   cudaMemcpyDeviceToHost,
   cudaMemcpyDeviceToDevice,
-  cudaMemcpyDefault,
 };
 enum cudaDeviceAttr {
   cudaDevAttrMaxSharedMemoryPerBlockOptin,
   cudaDevAttrComputeCapabilityMajor,
   cudaDevAttrComputeCapabilityMinor,
   cudaDevAttrMultiProcessorCount,
-  cudaDevAttrL2CacheSize,
 };
 struct cudaDeviceProp {
   char name[256];
@@ -213,11 +198,9 @@ struct cudaFuncAttributes {
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum cudaStreamCaptureMode {
   cudaStreamCaptureModeGlobal,
-  cudaStreamCaptureModeThreadLocal,
   cudaStreamCaptureModeRelaxed,
 };
 inline constexpr unsigned cudaHostAllocPortable = 1, cudaHostAllocMapped = 2;
-inline constexpr unsigned cudaStreamNonBlocking = 1;
 
 const char* cudaGetErrorString(cudaError_t error);
 const char* cudaGetErrorName(cudaError_t error);
@@ -230,7 +213,6 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int device)
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
 cudaError_t cudaDeviceSynchronize();
 cudaError_t cudaStreamCreate(cudaStream_t* stream);
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 using cudaGraph_t = struct EmulatedGraph*;
