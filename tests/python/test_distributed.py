@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import distributed_cases
 import distributed_rules
+import processes
 from lln_attention.distributed import Pieces, attention
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +79,7 @@ def _run_cases(rank: int, folder: str) -> None:
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, int], str]]:
     """Of each process: what went wrong with a case in a group of a size, if anything did."""
     folder = tmp_path_factory.mktemp("processes")
-    mp.start_processes(_run_cases, (str(folder),), nprocs=PROCESSES, start_method="spawn")
+    processes.run(_run_cases, folder, PROCESSES)
     return [torch.load(folder / f"outcomes{rank}.pt") for rank in range(PROCESSES)]
 
 
