@@ -44,6 +44,18 @@ void run_op(const Case& c, const Inputs& in, const CaseViews& views, const Exec&
   }
 }
 
+// Of this one call, where its problem may need more.
+std::size_t bytes_of_call(const Case& c, const CaseViews& views, const Exec& exec) {
+  switch (c.problem.op) {
+    case Op::append:
+      return workspace_bytes(c.problem, exec);
+    case Op::forward:
+      return workspace_bytes(views.in, views.out, options(c), exec);
+    default:
+      return workspace_bytes(views.in, views.grads, options(c), exec);
+  }
+}
+
 // (c, C) for the backward of a case that reads them, by the reference.
 TensorSet make_saved(const Case& c, const Inputs& in, Parallel* parallel) {
   TensorSet outputs;
@@ -64,18 +76,16 @@ std::string refusal(const Problem& problem, const std::string& kernel) {
 }
 
 void run_on_host(const Case& c, const Inputs& in, TensorSet& outputs, TensorSet& saved, Exec exec) {
-  const PoisonedWorkspace workspace(workspace_bytes(c.problem, exec));
-  exec.workspace = workspace.span();
   CaseViews views = host_views(in, outputs);
   views.grads.saved = {saved.view("key_lse"), saved.view("channel_values")};
+  const PoisonedWorkspace workspace(bytes_of_call(c, views, exec));
+  exec.workspace = workspace.span();
   run_op(c, in, views, exec);
 }
 
 void run_on_device(const Case& c, const Inputs& in, TensorSet& outputs, TensorSet& saved,
                    Exec exec) {
   const Device device = c.problem.device;
-  const DeviceMemory workspace(device, workspace_bytes(c.problem, exec));
-  exec.workspace = workspace.span();
   DeviceData data(device, in, outputs);
   CaseViews views = data.views();
   // Read alone, though its views could be written.
@@ -86,6 +96,8 @@ void run_on_device(const Case& c, const Inputs& in, TensorSet& outputs, TensorSe
     views.grads.saved = {writable(data.copy(saved.at("key_lse"))),
                          writable(data.copy(saved.at("channel_values")))};
   }
+  const DeviceMemory workspace(device, bytes_of_call(c, views, exec));
+  exec.workspace = workspace.span();
   run_op(c, in, views, exec);
   data.fetch();
   if (!workspace.guards_untouched()) {

@@ -114,7 +114,14 @@ Problem make_problem(const AttentionInputs& in, const AttentionOutputs& out,
 Problem make_problem(const AttentionInputs& in, const AttentionGradients& grads,
                      const AttentionOptions& options);
 
-// O(tokens) time for LLN and Diag; extra memory is workspace_bytes(make_problem(...), exec).
+// Scratch memory of this call, in bytes: what workspace_bytes() says for its problem or less, since
+// the problem does not show what few calls have, such as unaligned tensors on a device.
+std::size_t workspace_bytes(const AttentionInputs& in, const AttentionOutputs& out,
+                            const AttentionOptions& options, const Exec& exec = {});
+std::size_t workspace_bytes(const AttentionInputs& in, const AttentionGradients& grads,
+                            const AttentionOptions& options, const Exec& exec = {});
+
+// O(tokens) time for LLN and Diag; extra memory is workspace_bytes().
 void attention_forward(const AttentionInputs& in, const AttentionOutputs& out,
                        const AttentionOptions& options, const Exec& exec = {});
 void attention_backward(const AttentionInputs& in, const AttentionGradients& grads,

@@ -67,7 +67,8 @@ Problem parse_problem(std::string_view text);  // throws Error naming the part t
 void parse_kind(std::string_view text, Kind& kind, std::int64_t& diag_block);
 void parse_feature(std::string_view text, Feature& feature, float& power);
 
-// Scratch memory that a call needs with these workers, in bytes.
+// Scratch memory that is enough for every call of a problem with these workers, in bytes; one call
+// may need less (lln/attention.h).
 std::size_t workspace_bytes(const Problem& problem, const Exec& exec = {});
 
 // The least that any implementation must do: bytes that must move between memory and the chip, and

@@ -67,9 +67,8 @@ struct ForwardCall {
     Tensor o = new_like(arguments.q, arguments.v.size(3));
     const lln::AttentionOutputs out{view4("o", o), saved};
     lln::Exec exec = attention_exec(arguments);
-    const Workspace workspace(arguments.q, exec, [&] {
-      return lln::workspace_bytes(lln::make_problem(in, out, options), exec);
-    });
+    const Workspace workspace(arguments.q, exec,
+                              [&] { return lln::workspace_bytes(in, out, options, exec); });
     lln::attention_forward(in, out, options, exec);
     return o;
   }
@@ -177,9 +176,8 @@ Gradients backward(const Tensor& g, const Arguments& a, const Tensor& key_lse,
     gradients.saved = {view4("key_lse", key_lse), view4("channel_values", channel_values)};
   }
   lln::Exec exec = attention_exec(a);
-  const Workspace workspace(a.q, exec, [&] {
-    return lln::workspace_bytes(lln::make_problem(in, gradients, core), exec);
-  });
+  const Workspace workspace(a.q, exec,
+                            [&] { return lln::workspace_bytes(in, gradients, core, exec); });
   lln::attention_backward(in, gradients, core, exec);
   return {dq, dk, dv, dalpha.tensor, dbeta.tensor, dmix.tensor, dlln.tensor, ddiag.tensor};
 }

@@ -72,8 +72,8 @@ void piece_forward(const Arguments& a, const GivenOfRest& rest, const Options& w
   const lln::AttentionInputs in = piece_inputs(a, rest);
   const lln::AttentionOutputs out{view4("o", o), state_out(saved)};
   lln::Exec exec = attention_exec(a);
-  const Workspace workspace(
-      a.q, exec, [&] { return lln::workspace_bytes(lln::make_problem(in, out, options), exec); });
+  const Workspace workspace(a.q, exec,
+                            [&] { return lln::workspace_bytes(in, out, options, exec); });
   lln::attention_forward(in, out, options, exec);
 }
 
@@ -93,9 +93,8 @@ void piece_backward(const Tensor& g, const State& dsaved, const Arguments& a,
   gradients.dsaved = state_in(dsaved);
   gradients.dstate = state_out(d.state);
   lln::Exec exec = attention_exec(a);
-  const Workspace workspace(a.q, exec, [&] {
-    return lln::workspace_bytes(lln::make_problem(in, gradients, options), exec);
-  });
+  const Workspace workspace(a.q, exec,
+                            [&] { return lln::workspace_bytes(in, gradients, options, exec); });
   lln::attention_backward(in, gradients, options, exec);
 }
 

@@ -31,7 +31,7 @@ namespace {
 using MetricsRow = nlohmann::ordered_json;
 using TrainClock = std::chrono::steady_clock;
 
-constexpr int kBatchesAhead = 4;
+constexpr int kBatchesAhead = 8;
 
 double seconds_since(TrainClock::time_point start) {
   return std::chrono::duration<double>(TrainClock::now() - start).count();

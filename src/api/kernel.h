@@ -50,7 +50,7 @@ struct Call {
   std::span<const std::int64_t> tokens_before;
   // On a device the tokens are there too, a count for each slot, and the kernel advances them.
   std::int64_t* slot_tokens = nullptr;
-  // workspace_bytes() of the chosen kernel, uninitialised; on a device aligned to 256 bytes.
+  // bytes_of_call() of the chosen kernel, uninitialised; on a device aligned to 256 bytes.
   std::byte* workspace = nullptr;
   Parallel* parallel = nullptr;  // null: run on the calling thread
   void* stream = nullptr;
@@ -64,6 +64,13 @@ struct Kernel {
   void (*run)(const Call&);
   DeviceKind device = DeviceKind::cpu;  // where its tensors are; the lists set it
   bool takes_pieces = false;            // is asked about pieces, of whose inputs it may ignore none
+  // Where calls of one problem differ by what the problem does not show: what one needs. Or null.
+  std::size_t (*call_bytes)(const Call&, int workers) = nullptr;
+
+  std::size_t bytes_of_call(const Call& call, int workers) const {
+    return call_bytes != nullptr ? call_bytes(call, workers)
+                                 : workspace_bytes(call.problem, workers);
+  }
 };
 
 // Ordered lists: the first kernel that does not refuse runs; the reference is last. Decoding has

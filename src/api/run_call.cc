@@ -76,7 +76,7 @@ void run_call(const char* name, CheckedCall& checked, const Exec& exec) {
   call.parallel = exec.parallel;
   call.stream = exec.stream;
   const Kernel& kernel = choose_kernel(call.problem, exec.kernel);
-  const std::size_t needed = kernel.workspace_bytes(call.problem, worker_count(exec.parallel));
+  const std::size_t needed = kernel.bytes_of_call(call, worker_count(exec.parallel));
   if (!exec.workspace.empty()) {
     check_workspace(name, call.problem, kernel, needed, exec);
     call.workspace = exec.workspace.data();

@@ -3,6 +3,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
+
 #include "cuda/plain_causal.cuh"
 #include "cuda/plain_parameters.cuh"
 
@@ -72,8 +74,10 @@ inline PlainCall lay_out(const Problem& problem, Workspace& workspace) {
                   workspace.floats(slots * p.state_size())};
   };
   const bool walks = problem.causal && p.has_lln();
+  // Where the sums of keys are joined before those of rows begin, their memory serves both.
+  const bool shared = !walks && problem.op == Op::backward;
   if (p.has_lln()) {
-    p.pieces = states(k_jobs * problem.heads_k, true);
+    p.pieces = states((shared ? std::max(k_jobs, q_jobs) : k_jobs) * problem.heads_k, true);
     if (walks) {
       p.before.m = workspace.floats(k_jobs * problem.heads_k * p.dim);
       p.before.s = workspace.floats(k_jobs * problem.heads_k * p.dim);
@@ -92,8 +96,12 @@ inline PlainCall lay_out(const Problem& problem, Workspace& workspace) {
   p.weight_sums = workspace.floats(q_jobs * p.parts * problem.heads * 2 * (problem.dim_v + 1));
   if (!p.has_lln()) return p;
   p.lln = statistics();
-  p.row_pieces.s = workspace.floats(q_jobs * problem.heads_k * p.dim);
-  p.row_pieces.values = workspace.floats(q_jobs * problem.heads_k * p.state_size());
+  if (shared) {
+    p.row_pieces = {nullptr, p.pieces.s, p.pieces.values};
+  } else {
+    p.row_pieces.s = workspace.floats(q_jobs * problem.heads_k * p.dim);
+    p.row_pieces.values = workspace.floats(q_jobs * problem.heads_k * p.state_size());
+  }
   if (walks) {
     p = with_tile(p, CausalKeyGradients::tiles(p));  // one tile for all walks
     const std::int64_t chunks = problem.batch * problem.tokens / p.tile + q_jobs + 1;

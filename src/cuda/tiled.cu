@@ -38,7 +38,8 @@ void run(const Call& call) {
 }  // namespace
 
 std::vector<Kernel> tiled_forward_kernels() {
-  return {{"cuda-tiled", refusal, tiled_bytes, run, DeviceKind::cuda, /*takes_pieces=*/true}};
+  return {{"cuda-tiled", refusal, tiled_bytes, run, DeviceKind::cuda, /*takes_pieces=*/true,
+           tiled_call_bytes}};
 }
 std::vector<Kernel> tiled_backward_kernels() { return tiled_forward_kernels(); }
 

@@ -52,11 +52,13 @@ void run(const Call& call) {
 }  // namespace
 
 std::vector<Kernel> tiled_diag_forward_kernels() {
-  return {{"cuda-tiled-diag", refusal, tiled_bytes, run}};
+  return {{"cuda-tiled-diag", refusal, tiled_bytes, run, DeviceKind::cuda, /*takes_pieces=*/false,
+           tiled_call_bytes}};
 }
 
 std::vector<Kernel> tiled_diag_backward_kernels() {
-  return {{"cuda-tiled-diag", refusal, tiled_bytes, run}};
+  return {{"cuda-tiled-diag", refusal, tiled_bytes, run, DeviceKind::cuda, /*takes_pieces=*/false,
+           tiled_call_bytes}};
 }
 
 }  // namespace lln::cuda

@@ -56,7 +56,8 @@ void run(const Call& call) {
 }  // namespace
 
 std::vector<Kernel> tiled_f32_forward_kernels() {
-  return {{"cuda-tiled-f32", refusal, tiled_bytes, run, DeviceKind::cuda, /*takes_pieces=*/true}};
+  return {{"cuda-tiled-f32", refusal, tiled_bytes, run, DeviceKind::cuda, /*takes_pieces=*/true,
+           tiled_call_bytes}};
 }
 
 }  // namespace lln::cuda

@@ -62,23 +62,28 @@ struct TiledScratch {
   std::size_t bytes = 0;
 };
 
-TiledScratch lay_out(const Problem& p, std::byte* base) {
+// own_states: the call is not given memory for the state of its keys.
+TiledScratch lay_out(const Problem& p, bool own_states, std::byte* base) {
   Layout layout(base);
   TiledScratch scratch;
   scratch.table = layout.take<std::byte>(static_cast<std::int64_t>(table_bytes(p)));
   if (p.has_lln()) {
     const Jobs jobs = key_jobs(p), row_jobs = row_sum_jobs(p);
-    scratch.state = own_state(layout, p);
+    const bool backward = p.op == Op::backward;
+    if (own_states) scratch.state = own_state(layout, p);
+    if (backward) scratch.grads = own_state(layout, p);
+    // The sums of keys are joined before those of rows begin: their memory serves both.
+    Layout with_keys = layout, with_rows = layout;
     if (key_pieces_of(p, jobs) != 1) {
-      scratch.keys = partials(layout, p, key_job_limit(p, jobs) * p.heads_k, true);
+      scratch.keys = partials(with_keys, p, key_job_limit(p, jobs) * p.heads_k, true);
     }
-    if (p.op == Op::backward) {
-      scratch.grads = own_state(layout, p);
+    if (backward) {
       // The sums of the only piece are those of the sequence.
       const bool whole = !p.packed && row_jobs.count(p.tokens) == 1 && p.heads == p.heads_k;
       scratch.rows = whole ? Partials{nullptr, scratch.grads.c, scratch.grads.values}
-                           : partials(layout, p, row_job_limit(p, row_jobs) * p.heads, false);
+                           : partials(with_rows, p, row_job_limit(p, row_jobs) * p.heads, false);
     }
+    layout = with_keys.bytes() > with_rows.bytes() ? with_keys : with_rows;
   }
   if (p.has_diag() && p.op == Op::backward) {
     scratch.diag_mass = layout.take<float>(p.heads * p.batch * p.tokens);
@@ -86,6 +91,11 @@ TiledScratch lay_out(const Problem& p, std::byte* base) {
   }
   scratch.bytes = layout.bytes();
   return scratch;
+}
+
+// Where the caller keeps the state of the keys, if anywhere.
+const AttentionSaved& state_of(const Call& call) {
+  return call.problem.op == Op::backward ? call.grads.saved : call.out.saved;
 }
 
 bool aligned(const ConstView& view) {
@@ -167,12 +177,19 @@ const Kernel& plain_kernel(Op op) {
 }
 
 std::size_t tiled_bytes(const Problem& p, int workers) {
-  return std::max(lay_out(p, nullptr).bytes, plain_kernel(p.op).workspace_bytes(p, workers));
+  return std::max(lay_out(p, true, nullptr).bytes, plain_kernel(p.op).workspace_bytes(p, workers));
+}
+
+std::size_t tiled_call_bytes(const Call& call, int workers) {
+  const Problem& p = call.problem;
+  if (!tiled_takes(call)) return plain_kernel(p.op).workspace_bytes(p, workers);
+  return lay_out(p, !state_of(call).key_lse.given(), nullptr).bytes;
 }
 
 TiledWork prepare_tiled(const Call& call, int row_piece_log2) {
   const Problem& p = call.problem;
-  const TiledScratch scratch = lay_out(p, call.workspace);
+  const AttentionSaved& saved = state_of(call);
+  const TiledScratch scratch = lay_out(p, !saved.key_lse.given(), call.workspace);
   const bool backward = p.op == Op::backward;
   const Jobs jobs = key_jobs(p);
   TiledWork work;
@@ -186,7 +203,6 @@ TiledWork prepare_tiled(const Call& call, int row_piece_log2) {
   prepare_sequences(call, backward ? row_sum_jobs(p) : row_jobs, jobs, scratch.table, tiled.call);
   if (p.kind == Kind::lln) tiled.call.lln_weight = {.constant = 1};
   if (p.kind == Kind::diag) tiled.call.diag_weight = {.constant = 1};
-  const AttentionSaved& saved = backward ? call.grads.saved : call.out.saved;
   tiled.state = saved.key_lse.given() ? state_view(saved) : scratch.state;
   tiled.grads = scratch.grads;
   tiled.given = state_view(call.in.state);

@@ -43,8 +43,9 @@ std::string tiled_refusal(const Problem& p);
 bool tiled_takes(const Call& call);
 const Kernel& plain_kernel(Op op);
 
-// Enough for this call in the tiled families and in the plain one.
+// Enough for every call of a problem, in the tiled families and in the plain one; and for one call.
 std::size_t tiled_bytes(const Problem& p, int workers);
+std::size_t tiled_call_bytes(const Call& call, int workers);
 
 // A call with its scratch memory laid out and its table of sequences under way, and its launches.
 struct TiledWork {

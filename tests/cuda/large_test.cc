@@ -70,22 +70,33 @@ class CudaLarge : public OnDevice {
     return bytes;
   }
 
-  // Every element against expected(token), with this relative and absolute tolerance.
+  // Every element against expected(token), which is asked row by row, with this relative and
+  // absolute tolerance, or allowed(token).
   static void expect_rows(const View& view, const std::function<double(std::int64_t)>& expected,
                           double tolerance, const std::string& what) {
+    double last = 0;
+    expect_rows(
+        view, [&](std::int64_t n) { return last = expected(n); },
+        [&](std::int64_t) { return tolerance * (1 + std::abs(last)); }, what);
+  }
+  static void expect_rows(const View& view, const std::function<double(std::int64_t)>& expected,
+                          const std::function<double(std::int64_t)>& allowed,
+                          const std::string& what) {
     std::vector<std::uint16_t> rows(static_cast<std::size_t>(kPeriod * kDim));
     const auto* from = static_cast<const std::byte*>(view.data);
     for (std::size_t at = 0; at < bytes_of(view); at += rows.size() * 2) {
       ASSERT_EQ(cudaMemcpy(rows.data(), from + at, rows.size() * 2, cudaMemcpyDeviceToHost),
                 cudaSuccess);
-      for (std::size_t i = 0; i < rows.size(); ++i) {
+      for (std::size_t i = 0; i < rows.size(); i += kDim) {
         const std::int64_t row = static_cast<std::int64_t>((at / 2 + i) / kDim);
-        const std::int64_t token = row % view.shape[2];
-        const double wanted = expected(token);
-        const double found = f32_from_bf16(rows[i]);
-        ASSERT_TRUE(std::abs(found - wanted) <= tolerance * (1 + std::abs(wanted)))
-            << what << ": row " << row << " channel " << i % kDim << " is " << found
-            << ": expected " << wanted;
+        const double wanted = expected(row % view.shape[2]);
+        const double most = allowed(row % view.shape[2]);
+        for (std::size_t c = 0; c < kDim; ++c) {
+          const double found = f32_from_bf16(rows[i + c]);
+          if (std::abs(found - wanted) <= most) continue;
+          FAIL() << what << ": row " << row << " channel " << c << " is " << found << ": expected "
+                 << wanted;
+        }
       }
     }
   }
@@ -135,12 +146,9 @@ TEST_F(CudaLarge, CausalForward) {
     const AttentionInputs in = inputs(large.shape);
     const View o = tensor(large.shape);
     attention_forward(in, {.o = o}, {.kind = Kind::lln, .causal = true});
-    double sum = 0;  // of the values up to a token; tokens come in order, channel by channel
-    std::int64_t last = -1;
+    double sum = 0;  // of the values up to a token
     const auto mean_so_far = [&](std::int64_t n) {
-      if (n == 0 && last != 0) sum = 0;
-      if (n != last) sum += value_of(n);
-      last = n;
+      sum = (n == 0 ? 0 : sum) + value_of(n);
       return sum / static_cast<double>(n + 1);
     };
     expect_rows(o, mean_so_far, kTolerance, large.problem + ":lln:causal");
@@ -148,20 +156,69 @@ TEST_F(CudaLarge, CausalForward) {
   }
 }
 
-// With all weights equal and g = 1: dq = 0, dk = v - mean of v, dv = 1 (dim = dim_v).
+// dq cancels numbers of 64 * mean, each rounded to about 1e-3 of itself.
+constexpr double kToleranceOfZero = 64 * kMean * 1e-3;
+constexpr double kToleranceOfKeys = 0.03;
+
+// With all weights equal and g = 1: dq = 0, dk = v - mean of v, dv = 1 (dim = dim_v). Inside a
+// block of Diag the values are equal and k and q are 0, so that LLN+Diag halves dk.
 TEST_F(CudaLarge, Backward) {
   for (const LargeCase& large : kLarge) {
     const AttentionInputs in = inputs(large.shape);
     const View g = filled(large.shape, [](std::int64_t) { return 1.0; });
     const View dq = tensor(large.shape), dk = tensor(large.shape), dv = tensor(large.shape);
-    attention_backward(in, {.g = g, .dq = dq, .dk = dk, .dv = dv}, {.kind = Kind::lln});
-    // dq cancels numbers of 64 * mean, each rounded to about 1e-3 of itself.
+    for (const Kind kind : {Kind::lln, Kind::lln_diag}) {
+      const double part = kind == Kind::lln ? 1 : 0.5;
+      const std::string what = large.problem + (kind == Kind::lln ? ":lln " : ":lln+diag64 ");
+      attention_backward(in, {.g = g, .dq = dq, .dk = dk, .dv = dv},
+                         {.kind = kind, .diag_block = kBlock});
+      expect_rows(
+          dq, [](std::int64_t) { return 0.0; }, kToleranceOfZero, what + "dq");
+      expect_rows(
+          dk, [&](std::int64_t n) { return part * (value_of(n) - kMean); }, kToleranceOfKeys,
+          what + "dk");
+      expect_rows(
+          dv, [](std::int64_t) { return 1.0; }, kTolerance, what + "dv");
+    }
+    TearDown();
+  }
+}
+
+// Row i gives 1 / (i + 1) to each key up to it: dv is the sum of that over i >= j, and dk that of
+// (v - mean of the values up to i) / (i + 1).
+TEST_F(CudaLarge, CausalBackward) {
+  for (const LargeCase& large : kLarge) {
+    const auto tokens = static_cast<std::size_t>(large.shape[2]);
+    std::vector<double> weights(tokens), means(tokens);  // sums from a token to the end
+    double sum = 0;
+    for (std::size_t n = 0; n < tokens; ++n) {
+      sum += value_of(static_cast<std::int64_t>(n));
+      weights[n] = 1 / static_cast<double>(n + 1);
+      means[n] = sum * weights[n] * weights[n];
+    }
+    for (std::size_t n = tokens - 1; n-- > 0;) {
+      weights[n] += weights[n + 1];
+      means[n] += means[n + 1];
+    }
+    const auto at = [](const std::vector<double>& sums, std::int64_t n) {
+      return sums[static_cast<std::size_t>(n)];
+    };
+    const AttentionInputs in = inputs(large.shape);
+    const View g = filled(large.shape, [](std::int64_t) { return 1.0; });
+    const View dq = tensor(large.shape), dk = tensor(large.shape), dv = tensor(large.shape);
+    const std::string what = large.problem + ":lln:causal ";
+    attention_backward(in, {.g = g, .dq = dq, .dk = dk, .dv = dv},
+                       {.kind = Kind::lln, .causal = true});
     expect_rows(
-        dq, [](std::int64_t) { return 0.0; }, 64 * kMean * 1e-3, large.problem + " dq");
+        dq, [](std::int64_t) { return 0.0; }, kToleranceOfZero, what + "dq");
     expect_rows(
-        dk, [](std::int64_t n) { return value_of(n) - kMean; }, 0.03, large.problem + " dk");
+        dk, [&](std::int64_t n) { return value_of(n) * at(weights, n) - at(means, n); },
+        [&](std::int64_t n) {  // a difference of numbers of this size
+          return kTolerance * (1 + value_of(n) * at(weights, n) + at(means, n));
+        },
+        what + "dk");
     expect_rows(
-        dv, [](std::int64_t) { return 1.0; }, kTolerance, large.problem + " dv");
+        dv, [&](std::int64_t n) { return at(weights, n); }, kTolerance, what + "dv");
     TearDown();
   }
 }

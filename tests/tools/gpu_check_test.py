@@ -67,10 +67,14 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(steps["cuda_one_test"]["tests"], 2)
         self.assertEqual(steps["cuda_large_test"]["verdict"], "skipped")
         self.assertEqual(steps["cuda_conformance_test"]["verdict"], "skipped")  # check has it
-        self.assertEqual(steps["torch_cuda_test"]["verdict"], "skipped")  # there is none
-        self.assertIn("memcheck", steps)
+        self.assertEqual(steps["tests of torch"]["verdict"], "skipped")  # there are none
+        self.assertIn("memcheck, quick", steps)
+        self.assertIn("memcheck, causal pieces", steps)
         self.assertIn("python", steps)
-        for path in (ROOT / "bench/sets").glob("h200-*.txt"):
+        # Torch was not measured, and what is recorded of it stays.
+        self.assertEqual(steps["h200-peers"]["verdict"], "skipped")
+        self.assertFalse((self.folder / "h200-peers.json").exists())
+        for path in (ROOT / "bench/sets").glob("h200-[!p]*.txt"):
             recorded = json.loads((self.folder / f"{path.stem}.json").read_text())
             graph = path.stem == "h200-short"
             self.assertIn(f"--set bench/sets/{path.name}", recorded["command"])
@@ -79,9 +83,11 @@ class GpuCheck(unittest.TestCase):
 
     def test_tests_that_skip_everything_have_not_passed(self):
         self.write("tests/torch/torch_cuda_test", TEST % "SKIPPED")
+        self.write("tests/torch/torch_sequence_cuda_test", TEST % "COMPLETED")
         _, steps = self.run_check("--only", "tests")
         self.assertEqual(steps["torch_cuda_test"]["verdict"], "skipped")
         self.assertIn("no device", steps["torch_cuda_test"]["reason"])
+        self.assertEqual(steps["torch_sequence_cuda_test"]["verdict"], "passed")
 
     def test_a_failure_is_kept(self):
         report, steps = self.run_check("--only", "check", "--only", "tests", failed=1)

@@ -102,10 +102,12 @@ void run(const Call& call) {
 }  // namespace sm90
 
 std::vector<Kernel> sm90_diag_forward_kernels() {
-  return {{"cuda-sm90-diag", sm90::refusal, tiled_bytes, sm90::run}};
+  return {{"cuda-sm90-diag", sm90::refusal, tiled_bytes, sm90::run, DeviceKind::cuda,
+           /*takes_pieces=*/false, tiled_call_bytes}};
 }
 std::vector<Kernel> sm90_diag_backward_kernels() {
-  return {{"cuda-sm90-diag", sm90::refusal, tiled_bytes, sm90::run}};
+  return {{"cuda-sm90-diag", sm90::refusal, tiled_bytes, sm90::run, DeviceKind::cuda,
+           /*takes_pieces=*/false, tiled_call_bytes}};
 }
 
 }  // namespace lln::cuda

@@ -137,7 +137,7 @@ void launch_state(const TiledCall& tiled, const TiledPlan& plan, const TensorMap
 
 std::vector<Kernel> sm90_forward_kernels() {
   return {{"cuda-sm90", sm90::refusal, tiled_bytes, sm90::run, DeviceKind::cuda,
-           /*takes_pieces=*/true}};
+           /*takes_pieces=*/true, tiled_call_bytes}};
 }
 std::vector<Kernel> sm90_backward_kernels() { return sm90_forward_kernels(); }
 
