@@ -30,7 +30,9 @@ torch: setup ## build with LibTorch too (torch from PyPI, into build/venv): lln 
 	@tools/python_package torch
 	@$(MAKE) --no-print-directory build
 
-demo: build ## LLN+Diag against softmax on long input, then build/demo.html: figures to look at
+demo: setup ## LLN+Diag against softmax on long input, then build/demo.html: figures to look at
+	@cmake --preset release
+	@cmake --build --preset release -j $(JOBS) --target lln_cli
 	@$(PROGRAM) demo --report build/demo.html
 
 bench: build ## time the problems of SET (bench/sets/cpu.txt): a table, and build/bench.json

@@ -10,11 +10,13 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "lln/error.h"
 #include "lln_torch/cli/run_arguments.h"
-#include "lln_torch/data/tokenizer.h"
+#include "lln_torch/data/text_stream.h"
 #include "lln_torch/models/generation.h"
+#include "progress.h"
 
 namespace lln::cli {
 namespace {
@@ -44,20 +46,55 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// Who waits sees the text as it is written, or with --json how far it is.
+class Shown {
+ public:
+  Shown(const lln_torch::Tokenizer& tokenizer, const GenerateRequest& request) : text_(tokenizer) {
+    if (!request.run.json) return;
+    progress_.emplace("lln generate");
+    progress_->step(request.tokens);
+  }
+
+  void add(std::span<const std::int32_t> ids) {
+    if (!progress_) {
+      print(text_.add(ids));
+    } else {
+      progress_->advance();
+    }
+  }
+
+  void end() {
+    if (!progress_) print(text_.end() + "\n");
+  }
+
+ private:
+  static void print(const std::string& text) {
+    if (text.empty()) return;
+    fmt::print("{}", text);
+    std::fflush(stdout);
+  }
+
+  lln_torch::TextStream text_;
+  std::optional<Progress> progress_;
+};
+
 GeneratedText generate_text(lln_torch::Generation& generation, const GenerateRequest& request,
-                            std::vector<std::int32_t> prompt, const torch::Device& device) {
+                            std::vector<std::int32_t> prompt, const torch::Device& device,
+                            Shown& shown) {
   GeneratedText text;
   text.prompt = std::move(prompt);
   std::mt19937_64 random(request.seed);
   const auto as_row = [&](const std::vector<std::int32_t>& ids) {
     return at::tensor(std::vector<std::int64_t>(ids.begin(), ids.end())).unsqueeze(0).to(device);
   };
+  shown.add(text.prompt);
   auto start = std::chrono::steady_clock::now();
   at::Tensor scores = generation.append(as_row(text.prompt));
   // Taking a token waits for the device, so that the clock tells the truth.
   const auto take = [&] {
     text.ids.push_back(
         static_cast<std::int32_t>(lln_torch::sample_token(scores[0], request.sampling, random)));
+    shown.add({&text.ids.back(), 1});
   };
   if (request.tokens > 0) take();
   text.prompt_seconds = seconds_since(start);
@@ -100,12 +137,15 @@ int run_generate(const GenerateRequest& request) {
   // Nothing: the beginning of a document.
   if (prompt.empty()) prompt = {tokenizer->special().separator};
   check_length(generation, static_cast<std::int64_t>(prompt.size()), request.tokens);
-  const GeneratedText text = generate_text(generation, request, std::move(prompt), loaded.device);
+  Shown shown(*tokenizer, request);
+  const GeneratedText text =
+      generate_text(generation, request, std::move(prompt), loaded.device, shown);
+  shown.end();
   const double after_first = static_cast<double>(text.ids.size()) - 1;
   const double rate = text.seconds > 0 && after_first > 0 ? after_first / text.seconds : 0;
-  std::vector<std::int32_t> all = text.prompt;
-  all.insert(all.end(), text.ids.begin(), text.ids.end());
   if (request.run.json) {
+    std::vector<std::int32_t> all = text.prompt;
+    all.insert(all.end(), text.ids.begin(), text.ids.end());
     nlohmann::ordered_json marks = nlohmann::ordered_json::array();
     for (const Mark& mark : text.marks) {
       marks.push_back({{"tokens", mark.tokens},
@@ -126,7 +166,6 @@ int run_generate(const GenerateRequest& request) {
                 {"marks", marks}});
     return kOk;
   }
-  fmt::print("{}\n", tokenizer->decode(all));
   fmt::print(stderr, "{} tokens, {:.0f} tokens/s, {} of memory ({})\n", text.ids.size(), rate,
              size_text(static_cast<double>(generation.bytes())), generation.memory_kind());
   return kOk;

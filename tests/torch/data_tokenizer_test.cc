@@ -7,9 +7,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <numeric>
+#include <random>
 
 #include "data_files.h"
 #include "lln_torch/data/sentencepiece.h"
+#include "lln_torch/data/text_stream.h"
 #include "lln_torch/data/wordpiece.h"
 #include "wordpiece_sample.h"
 
@@ -131,6 +134,46 @@ TEST(Bytes, AreTokens) {
   const Ids ids = bytes->encode("A\xFF");
   EXPECT_THAT(ids, ElementsAre(5 + 65, 5 + 255));
   EXPECT_EQ(bytes->decode(ids), "A\xFF");
+}
+
+// Id by id.
+std::vector<std::string> streamed(const Tokenizer& tokenizer, const Ids& ids) {
+  TextStream stream(tokenizer);
+  std::vector<std::string> parts;
+  for (const std::int32_t id : ids) parts.push_back(stream.add({&id, 1}));
+  parts.push_back(stream.end());
+  return parts;
+}
+
+std::string joined(const std::vector<std::string>& parts) {
+  return std::accumulate(parts.begin(), parts.end(), std::string());
+}
+
+TEST(TextStream, IsTheTextOfAllIds) {
+  const TemporaryFolder folder;
+  std::string text;
+  for (int i = 0; i < 40; ++i) text += "Zwölf Boxkämpfer jagen Viktor, 日本語 и ещё 𝄞. ";
+  const std::string model =
+      train_sentencepiece(sample_lines(300), {.vocabulary = 320, .byte_fallback = true});
+  const auto pieces = load_tokenizer(folder.write("b.model", model));
+  const auto bytes = byte_tokenizer();
+  const auto words = load_tokenizer(sample_vocabulary(folder));
+  std::mt19937 random(1);
+  for (const Tokenizer* tokenizer : {pieces.get(), bytes.get(), words.get()}) {
+    const Ids ids = tokenizer->encode(text);
+    const std::vector<std::string> parts = streamed(*tokenizer, ids);
+    EXPECT_EQ(joined(parts), tokenizer->decode(ids));
+    for (const std::string& part : parts) {  // none begins inside of a character
+      EXPECT_TRUE(part.empty() || (part[0] & 0xC0) != 0x80) << part;
+    }
+    EXPECT_GT(std::count_if(parts.begin(), parts.end(), [](auto& part) { return !part.empty(); }),
+              static_cast<std::int64_t>(ids.size() / 4));
+    Ids any(2000);
+    for (std::int32_t& id : any) {
+      id = static_cast<std::int32_t>(random() % static_cast<unsigned>(tokenizer->vocabulary()));
+    }
+    EXPECT_EQ(joined(streamed(*tokenizer, any)), tokenizer->decode(any));
+  }
 }
 
 TEST(Rows, HaveSpecialTokensAndSegments) {
