@@ -1,7 +1,8 @@
-"""Writes docs/benchmarks.md from the recorded results in bench/results.
+"""Writes docs/benchmarks.md, and README.md's table of the GPU, from the recorded results in
+bench/results.
 
-    page.py            writes the page
-    page.py --check    fails when the page is not what the results give
+    page.py            writes both
+    page.py --check    fails when one is not what the results give
     page.py --table FILE    prints one file of results as a table
 
 SPDX-License-Identifier: Apache-2.0
@@ -210,16 +211,74 @@ def page(root):
     return "\n".join(lines) + "\n"
 
 
+def headline(root):
+    """The rows of README.md's table of the GPU."""
+    peers, ours, steps = (
+        json.loads((root / f"bench/results/h200-{name}.json").read_text(encoding="utf-8"))
+        for name in ("peers", "lln", "steps-roberta-base")
+    )
+    lengths = {1024: "b64h16n1024d64", 16384: "b4h16n16384d64"}
+
+    def times(op, tokens):
+        found = by_problem(peers["results"])[f"{op}:bf16:cuda:{lengths[tokens]}:lln"]
+        softmax = min(found[name]["median_ms"] for name in ("torch-cudnn", "torch-flash"))
+        return number(softmax / found[OURS]["median_ms"])
+
+    def ratios(op):
+        found = [r["ratio"] for r in ours["results"] if re.match(f"{op}:.*d64", r["problem"])]
+        return f"{min(found):.2f} to {max(found):.2f}"
+
+    milliseconds = {(p["attention"], p["tokens"]): p["step_ms"] for p in steps["points"]}
+
+    def step(tokens):
+        return number(milliseconds["softmax", tokens] / milliseconds["lln+diag", tokens])
+
+    rows = [
+        (f"{peers['machine']['device']}, bf16", "", "measured by"),
+        ("---",) * 3,
+        *(
+            (
+                f"{what} of LLN, heads of 64, against the faster softmax of torch (cuDNN, flash)",
+                f"{times(op, 1024)} times as fast at 1024 tokens, {times(op, 16384)} at 16384",
+                f"`{peers['command']}`",
+            )
+            for what, op in (("forward", "forward"), ("forward and backward", "train"))
+        ),
+        (
+            "time over that of moving its tensors once, 1024 to 65536 tokens",
+            f"forward {ratios('forward')}, with backward {ratios('train')}",
+            f"`{ours['command']}`",
+        ),
+        (
+            "training step of RoBERTa-base, LLN+Diag against torch's softmax, one row of text",
+            f"{step(512)} times as fast at 512 tokens, {step(8192)} at 8192, "
+            f"{step(131072)} at 131072",
+            "`lln cost examples/configs/roberta-base.toml --device cuda`",
+        ),
+    ]
+    return [re.sub(" +", " ", "| " + " | ".join(row) + " |") for row in rows]
+
+
+def readme(root):
+    """README.md with the table that the results give."""
+    text = (root / "README.md").read_text(encoding="utf-8")
+    begin = text.index("| NVIDIA H200")
+    end = text.index("\n\n", begin)
+    return text[:begin] + "\n".join(headline(root)) + text[end:]
+
+
 def main(arguments):
-    target = ROOT / "docs/benchmarks.md"
+    pages = {ROOT / "docs/benchmarks.md": page, ROOT / "README.md": readme}
     if arguments[:1] == ["--table"] and len(arguments) == 2:
         report = json.loads(pathlib.Path(arguments[1]).read_text(encoding="utf-8"))
         print("\n".join([machine_text(report["machine"]), "", *table(report)]))
     elif arguments == ["--check"]:
-        if not target.exists() or target.read_text(encoding="utf-8") != page(ROOT):
-            sys.exit(f"docs/benchmarks.md is not what bench/results gives: {REGENERATE}")
+        for target, make in pages.items():
+            if not target.exists() or target.read_text(encoding="utf-8") != make(ROOT):
+                sys.exit(f"{target.name} is not what bench/results gives: {REGENERATE}")
     elif not arguments:
-        target.write_text(page(ROOT), encoding="utf-8")
+        for target, make in pages.items():
+            target.write_text(make(ROOT), encoding="utf-8")
     else:
         sys.exit(__doc__)
 

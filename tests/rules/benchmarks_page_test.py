@@ -83,6 +83,51 @@ class PageTest(unittest.TestCase):
             self.page_of([result("p", "lln", 6.0)]), self.page_of([result("p", "lln", 6.5)])
         )
 
+    def test_the_readme_has_what_was_measured(self):
+        def peers(op, shape, *milliseconds):
+            names = ("lln", "torch-cudnn", "torch-flash")
+            problem = f"{op}:bf16:cuda:{shape}:lln"
+            return [result(problem, *pair) for pair in zip(names, milliseconds)]
+
+        gpu = {"command": "c", "machine": {"device": "NVIDIA H200"}}
+        shapes = ("b64h16n1024d64", "b4h16n16384d64")
+        records = {
+            "peers": [
+                *peers("forward", shapes[0], 1.0, 4.0, 5.0),
+                *peers("train", shapes[0], 1.0, 7.0, 6.0),
+                *peers("forward", shapes[1], 1.0, 40.0, 50.0),
+                *peers("train", shapes[1], 1.0, 70.0, 60.0),
+            ],
+            "lln": [
+                result("forward:bf16:cuda:b1h1n9d64:lln", "lln", 5.0),
+                result("train:bf16:cuda:b1h1n9d64:lln", "lln", 6.0),
+                result("train:bf16:cuda:b1h1n9d128:lln", "lln", 60.0),
+            ],
+        }
+        points = [
+            {"attention": name, "tokens": tokens, "step_ms": tokens * times}
+            for name, times in (("softmax", 3.0), ("lln+diag", 2.0))
+            for tokens in (512, 8192, 131072)
+        ]
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            (root / "bench/results").mkdir(parents=True)
+            for name, results in records.items():
+                (root / f"bench/results/h200-{name}.json").write_text(
+                    json.dumps({**gpu, "results": results})
+                )
+            (root / "bench/results/h200-steps-roberta-base.json").write_text(
+                json.dumps({**gpu, "points": points})
+            )
+            (root / "README.md").write_text("Before.\n\n| NVIDIA H200 | old |\n\nBehind.\n")
+            text = page.readme(root)
+        self.assertTrue(text.startswith("Before.\n\n| NVIDIA H200, bf16 |"), text)
+        self.assertTrue(text.endswith(" |\n\nBehind.\n"), text)
+        self.assertIn("| 4.00 times as fast at 1024 tokens, 40.0 at 16384 | `c` |", text)
+        self.assertIn("| 6.00 times as fast at 1024 tokens, 60.0 at 16384 | `c` |", text)
+        self.assertIn("| forward 1.25 to 1.25, with backward 1.50 to 1.50 | `c` |", text)
+        self.assertIn("| 1.50 times as fast at 512 tokens, 1.50 at 8192, 1.50 at 131072 |", text)
+
 
 if __name__ == "__main__":
     unittest.main()
