@@ -64,6 +64,11 @@ std::pair<Tensor, Tensor> running_scales(const Tensor& running, std::int64_t cha
 
 }  // namespace
 
+Tensor carrying(const Tensor& x, const Tensor& scale) {
+  const Tensor one = scale / scale.detach();
+  return x * one.to(x.scalar_type()).view({1, -1, 1, 1});
+}
+
 LlnAttention::LlnAttention(const AttentionConfig& config, const Settings& options,
                            std::string feature)
     : ProjectedAttention(config, options), feature_(std::move(feature)) {
@@ -238,7 +243,13 @@ Tensor LlnAttention::run_call(const Projected& projected, const AttentionCall& c
 Tensor LlnAttention::attend(const Tensor& q, const Tensor& k, const Tensor& v,
                             const Tensor& key_mask, Context& context) {
   AttentionCall step = call(key_mask);
-  const Projected inputs = mapped({q, k, v}, key_mask);
+  Projected inputs = mapped({q, k, v}, key_mask);
+  if (matching_ == "learned" && gradients_outside(q, context)) {
+    inputs.q = carrying(inputs.q, step.alpha);
+    inputs.k = carrying(inputs.k, step.beta);
+    step.alpha = step.alpha.detach();
+    step.beta = step.beta.detach();
+  }
   if (!chain_.defined()) return run_call(inputs, step, context);
   if (!step.alpha.defined() && !step.fixed_alpha) {  // matched once for both steps
     std::tie(step.alpha, step.beta) = match(inputs.q, inputs.k, step);
@@ -249,12 +260,15 @@ Tensor LlnAttention::attend(const Tensor& q, const Tensor& k, const Tensor& v,
   return (once + share * (once - twice)).to(once.scalar_type());
 }
 
+bool LlnAttention::gradients_outside(const Tensor& x, const Context& context) {
+  return x.is_cuda() && context.pieces == nullptr && at::GradMode::is_enabled();
+}
+
 Tensor LlnAttention::attend_both(const Projected& projected, const Tensor& x,
                                  const Tensor& key_mask, Context& context) {
-  // Variants have Diag of q and k as they are. And on CUDA devices the core has gradients of
-  // weights in its plain kernels alone: two calls, which torch mixes, run on tensor cores.
-  const bool weights_learn = diag() != "none" && diag() != "average" && at::GradMode::is_enabled();
-  if (varied() || (weights_learn && x.is_cuda() && context.pieces == nullptr)) {
+  // Variants have Diag of q and k as they are.
+  const bool learns = matching_ == "learned" || (diag() != "none" && diag() != "average");
+  if (varied() || (learns && gradients_outside(x, context))) {
     return ProjectedAttention::attend_both(projected, x, key_mask, context);
   }
   AttentionCall both = call(key_mask);

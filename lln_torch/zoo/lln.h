@@ -12,6 +12,10 @@
 
 namespace lln_torch {
 
+// x [batch, heads, tokens, channels] as it is, through whose gradient `scale` [heads], not 0, gets
+// its own: a feature map sees their product alone. For a call that takes scale.detach().
+Tensor carrying(const Tensor& x, const Tensor& scale);
+
 // Keys: feature = "exp" | "elu" | "relu" | "softplus" | "power" with power (2); matching = "none" |
 // "paper" | "per_head" | "exact" | "entropy" (of each call), "ema" (running moments, ema_decay),
 // "learned" (parameters) or "frozen" (buffers), the last two with alpha and beta to begin with;
@@ -56,6 +60,9 @@ class LlnAttention : public ProjectedAttention {
   bool varied() const;
   // q and k as the map takes them.
   Projected mapped(const Projected& projected, const Tensor& key_mask) const;
+  // Whether gradients of scales and weights are torch's affair: on CUDA devices the core has them
+  // in its plain kernels alone, and two calls without them, which torch mixes, run on tensor cores.
+  static bool gradients_outside(const Tensor& x, const Context& context);
   // All of a call but the weights of the two parts.
   AttentionCall call(const Tensor& key_mask) const;
   // The call, on the whole sequence or on a piece of it, and a step of the running moments.

@@ -295,10 +295,10 @@ TEST_P(ZooOnDevice, RunsUnderBf16Autocast) {
 INSTANTIATE_TEST_SUITE_P(All, ZooOnDevice, testing::ValuesIn(every_attention()),
                          [](const auto& made_case) { return name_of(made_case.param); });
 
-// Also weights that learn, which are mixed by torch there and by the core on the CPU.
-constexpr std::array kLlnVariants{"centred_keys=true",  "wide=24",          "two_sided=true",
-                                  "chain=\"contrast\"", "diag=\"learned\"", "diag=\"scales\"",
-                                  "diag=\"gate\""};
+// Also weights and scales that learn, whose gradients are torch's there and the core's on the CPU.
+constexpr std::array kLlnVariants{
+    "centred_keys=true", "wide=24",         "two_sided=true", "chain=\"contrast\"",
+    "diag=\"learned\"",  "diag=\"scales\"", "diag=\"gate\"",  "matching=\"learned\""};
 
 TEST_F(OnDevice, VariantsOfLlnAreThoseOfTheCpu) {
   const AttentionConfig config = config_alone({"lln+diag", false});

@@ -5,6 +5,7 @@
 
 #include <gmock/gmock.h>
 
+#include <array>
 #include <cstdio>
 
 #include "lln/calibration.h"
@@ -94,6 +95,33 @@ TEST(ZooLln, LearnedScalesHaveGradients) {
                                         in.parameter("log_beta").exp().unsqueeze(0),
                                         [](const Tensor& x) { return x.exp(); });
                       });
+  }
+}
+
+// By the core, and through what carries them where the core is not asked for them.
+TEST(ZooLln, ScalesHaveGradientsOutsideTheCore) {
+  for (const bool causal : {false, true}) {
+    const auto leaf = [](const Tensor& x) { return x.clone().requires_grad_(); };
+    const Tensor x = at::randn({3, 2, 3, 29, 8}), g = at::randn({2, 3, 29, 8});
+    std::array<std::vector<Tensor>, 2> results;
+    for (const bool carried : {false, true}) {
+      const Tensor q = leaf(x[0]), k = leaf(x[1]);
+      const Tensor alpha = leaf(at::tensor({0.3F, 1.4F, 2.9F}));
+      const Tensor beta = leaf(at::tensor({1.1F, 0.6F, 2.2F}));
+      AttentionCall call{.causal = causal, .alpha = alpha, .beta = beta};
+      if (carried) {
+        call.alpha = alpha.detach();
+        call.beta = beta.detach();
+      }
+      const Tensor o = carried ? attention(carrying(q, alpha), carrying(k, beta), x[2], call)
+                               : attention(q, k, x[2], call);
+      (o * g).sum().backward();
+      results[carried] = {o.detach(), q.grad(), k.grad(), alpha.grad(), beta.grad()};
+    }
+    for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(at::equal(results[0][i], results[1][i])) << i;
+    for (std::size_t i = 3; i < 5; ++i) {
+      expect_near(results[1][i], results[0][i], 1e-4, "of scale " + std::to_string(i - 3));
+    }
   }
 }
 
