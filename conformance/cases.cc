@@ -141,8 +141,8 @@ void add_difficult_values(Table& table) {
 void add_pieces(Table& table) {
   table.add("bf16:cpu:b1h2k1n2300d8v16:lln");
   table.add("bf16:cpu:b1h1n2300d8:lln+diag64");
-  table.add("bf16:cpu:b1h1n4200d8:lln:causal", {.tensor_cores = true});
-  table.add("bf16:cpu:b1h1n4200d8:lln+diag64:causal", {.tensor_cores = true});
+  table.add("bf16:cpu:b1h1n4200d8:lln:causal", {.tensor_cores = true}, false);
+  table.add("bf16:cpu:b1h1n4200d8:lln+diag64:causal", {.tensor_cores = true}, false);
   table.add("bf16:cpu:b1h2k1n6300d8v16:lln+diag64:causal:masked",
             {.keys = KeyPattern::left_padding, .tensor_cores = true});
 }
@@ -196,6 +196,26 @@ void add_model_heads(Table& table) {
   }
   for (const char* dims : {"d40v72", "d64v128", "d128v64", "d96v8", "d100v64"}) {
     add(fmt::format("bf16:cpu:b2h2k1n130{}:lln", dims));
+  }
+}
+
+// Gradients of weights beside kernels that do not give them, in several runs of rows.
+void add_weight_gradients(Table& table) {
+  const auto add = [&](const std::string& problem, Case form) {
+    form.tensor_cores = form.weight_gradients = true;
+    table.add(problem, form, false);
+  };
+  for (const WeightForm form :
+       {WeightForm::call, WeightForm::head, WeightForm::channel, WeightForm::token}) {
+    for (const bool two : {false, true}) {
+      const Case weights{.weights = form, .two_weights = two};
+      add("bf16:cpu:b2h4k2n300d64:lln+diag64", weights);
+      add("bf16:cpu:b2h4k2n300d64:lln+diag64:causal", weights);
+      add("f16:cpu:b2h2n70d32v96:lln+diag48", weights);
+    }
+    add("bf16:cpu:b3h2k1n140d128:lln+diag32:masked",
+        {.weights = form, .keys = KeyPattern::left_padding});
+    add("bf16:cpu:b1h2n90d64:lln+diag32:packed=3", {.weights = form, .lengths = {20, 0, 70}});
   }
 }
 
@@ -299,6 +319,7 @@ std::string to_string(const Case& c) {
   if (!c.lengths_k.empty()) text += fmt::format(" lengths_k={}", fmt::join(c.lengths_k, ","));
   if (c.saved) text += " saved";
   if (c.problem.op == Op::backward && c.parameter_gradients) text += " parameter_gradients";
+  if (c.problem.op == Op::backward && c.weight_gradients) text += " weight_gradients";
   return text;
 }
 
@@ -339,6 +360,7 @@ std::vector<Case> cases() {
   add_model_heads(table);
   add_model_blocks(table);
   add_piece_cases(table);
+  add_weight_gradients(table);
   return std::move(table.cases);
 }
 

@@ -47,6 +47,7 @@ struct Case {
   std::vector<std::int64_t> lengths_k = {};  // packed cross attention: key tokens of each sequence
   bool saved = false;                        // forward writes, backward reads (c, C)
   bool parameter_gradients = false;  // dalpha, dbeta and the gradients of the weights as well
+  bool weight_gradients = false;     // those of the weights alone
   bool quick = false;                // of the small subset for slow builds
   bool tensor_cores = false;         // for kernels of devices: on the CPU it would add time alone
 };

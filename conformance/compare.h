@@ -40,8 +40,15 @@ double unit_roundoff(DType dtype);
 
 enum class Operands { f32, narrow };  // of the products of a kernel
 
+// How an element of a result comes about. `rounded_terms`: it is a sum of so many numbers, each of
+// them rounded by `term_roundoff` by itself; 0: it is not.
+struct Making {
+  Operands operands = Operands::f32;
+  double rounded_terms = 0, term_roundoff = 0;
+};
+
 Comparison compare(const std::string& name, const Tensor& x, const Tensor& reference,
                    const Tensor& plain, const Tensor& sizes, double exponent,
-                   Operands operands = Operands::f32);
+                   const Making& making = {});
 
 }  // namespace lln::conformance

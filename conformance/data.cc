@@ -297,12 +297,14 @@ TensorSet make_outputs(const Case& c, const Inputs& in, DType dtype) {
     outputs.add("dstate_lse", Tensor(small, in.state_lse.shape(), c.layout));
     outputs.add("dstate_values", Tensor(small, in.state_values.shape(), c.layout));
   }
+  const auto like = [&](const char* name, const Tensor& input) {
+    if (input.given()) outputs.add(name, Tensor(small, input.shape()));
+  };
   if (c.parameter_gradients) {
-    const auto like = [&](const char* name, const Tensor& input) {
-      if (input.given()) outputs.add(name, Tensor(small, input.shape()));
-    };
     like("dalpha", in.alpha);
     like("dbeta", in.beta);
+  }
+  if (c.parameter_gradients || c.weight_gradients) {
     like("dmix", in.mix);
     like("dlln_weight", in.lln_weight);
     like("ddiag_weight", in.diag_weight);

@@ -117,6 +117,17 @@ bool uses_tensor_cores(const std::string& kernel) {
   return kernel.starts_with("cuda-tiled") || kernel.starts_with("cuda-sm90");
 }
 
+// Gradients of weights beside tensor-core kernels are sums over parts of o, which were stored.
+double rounded_terms(const Case& c, const TensorSet::Entry& entry) {
+  const Problem& p = c.problem;
+  if (!c.weight_gradients || (entry.name != "dmix" && !entry.name.ends_with("_weight"))) {
+    return 0;
+  }
+  double elements = 1;
+  for (const std::int64_t size : entry.tensor.shape()) elements *= static_cast<double>(size);
+  return static_cast<double>(p.batch * p.heads * p.tokens * p.dim_v) / elements;
+}
+
 CaseResult judge(const Case& c, const Inputs& in, const Truth& truth, TensorSet& saved,
                  const std::string& kernel, Parallel* parallel) {
   CaseResult result;
@@ -141,7 +152,8 @@ CaseResult judge(const Case& c, const Inputs& in, const Truth& truth, TensorSet&
   for (const TensorSet::Entry& entry : outputs.entries()) {
     const Comparison comparison = compare(
         entry.name, entry.tensor, truth.reference.at(entry.name), truth.plain.values.at(entry.name),
-        truth.plain.sizes.at(entry.name), truth.plain.exponent, operands);
+        truth.plain.sizes.at(entry.name), truth.plain.exponent,
+        {operands, rounded_terms(c, entry), unit_roundoff(c.problem.dtype)});
     result.text += (result.text.empty() ? "" : "\n") + to_string(comparison);
     result.worst = std::max(result.worst, comparison.ratio());
     if (!comparison.passed()) result.verdict = Verdict::failed;

@@ -69,13 +69,29 @@ TEST(Conformance, TensorCoresMayGiveTheNeighbour) {
   };
   const Tensor right = one(3, DType::f64), none = one(0, DType::f64);
   const auto passes = [&](double value, Operands operands) {
-    return compare("x", one(value, DType::bf16), right, right, none, 0, operands).passed();
+    return compare("x", one(value, DType::bf16), right, right, none, 0, {operands}).passed();
   };
   EXPECT_TRUE(passes(3, Operands::f32));
   EXPECT_FALSE(passes(3 + 0x1p-6, Operands::f32));
   EXPECT_TRUE(passes(3 + 0x1p-6, Operands::narrow));
   EXPECT_TRUE(passes(3 - 0x1p-6, Operands::narrow));
   EXPECT_FALSE(passes(3 + 0x1p-5, Operands::narrow));
+}
+
+// A sum of 100 numbers of size 1 each, rounded by 1/256: 2 / 256 sqrt(100) at most.
+TEST(Conformance, RoundedTermsMayGiveAChance) {
+  const auto one = [](double value) {
+    Tensor x(DType::f32, {1, 1, 1, 1});
+    x.set(0, 0, 0, 0, value);
+    return x;
+  };
+  const auto passes = [&](double value, double terms) {
+    return compare("x", one(value), one(3), one(3), one(100), 0, {Operands::f32, terms, 0x1p-8})
+        .passed();
+  };
+  EXPECT_FALSE(passes(3 + 0x1p-4, 0));
+  EXPECT_TRUE(passes(3 + 0x1p-4, 100));
+  EXPECT_FALSE(passes(3 + 0x1.5p-4, 100));
 }
 
 // The two evaluations take different ways (log-space pairs, and the factorised form in f32), so an

@@ -191,7 +191,8 @@ lln_status lln_backward_problem(const lln_attention_inputs* in,
                                 const lln_attention_gradients* grads,
                                 const lln_attention_options* options, char* text, size_t size,
                                 size_t* length);
-// Scratch memory of a problem with these threads and this kernel; of exec nothing else counts.
+// Scratch memory that is enough for every call of a problem with these threads and this kernel; of
+// exec nothing else counts. Without a workspace a call takes what it needs, which may be less.
 lln_status lln_workspace_bytes(const char* problem, const lln_exec* exec, size_t* bytes);
 lln_status lln_explain(const char* problem, const lln_exec* exec, char* text, size_t size,
                        size_t* length);

@@ -55,16 +55,19 @@ class Shown {
     progress_->step(request.tokens);
   }
 
-  void add(std::span<const std::int32_t> ids) {
-    if (!progress_) {
-      print(text_.add(ids));
-    } else {
+  void prompt(std::span<const std::int32_t> ids) {
+    if (!progress_) print(text_.add(ids));
+  }
+  void token(std::int32_t id) {
+    if (progress_) {
       progress_->advance();
+    } else {
+      print(text_.add({&id, 1}));
     }
   }
-
   void end() {
     if (!progress_) print(text_.end() + "\n");
+    progress_.reset();  // its line goes before the result comes
   }
 
  private:
@@ -87,14 +90,14 @@ GeneratedText generate_text(lln_torch::Generation& generation, const GenerateReq
   const auto as_row = [&](const std::vector<std::int32_t>& ids) {
     return at::tensor(std::vector<std::int64_t>(ids.begin(), ids.end())).unsqueeze(0).to(device);
   };
-  shown.add(text.prompt);
+  shown.prompt(text.prompt);
   auto start = std::chrono::steady_clock::now();
   at::Tensor scores = generation.append(as_row(text.prompt));
   // Taking a token waits for the device, so that the clock tells the truth.
   const auto take = [&] {
     text.ids.push_back(
         static_cast<std::int32_t>(lln_torch::sample_token(scores[0], request.sampling, random)));
-    shown.add({&text.ids.back(), 1});
+    shown.token(text.ids.back());
   };
   if (request.tokens > 0) take();
   text.prompt_seconds = seconds_since(start);

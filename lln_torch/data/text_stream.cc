@@ -3,6 +3,7 @@
 #include "lln_torch/data/text_stream.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string_view>
 
 namespace lln_torch {
@@ -40,14 +41,30 @@ std::string TextStream::take(const std::string& text, std::size_t length) {
   return more;
 }
 
+bool TextStream::shows(std::int32_t id) const {
+  return tokenizer_.decode({&id, 1}).find_first_not_of(' ') != std::string::npos;
+}
+
+// All but the last ids, of whose text the end is kept back. Spaces at the beginning of a text are
+// not written: an id that shows stands before them, if there was one.
+void TextStream::forget(std::size_t kept_back) {
+  auto begin = last_.end() - kNeighbours;
+  const auto before = std::find_if(std::make_reverse_iterator(begin), last_.rend(),
+                                   [this](std::int32_t id) { return shows(id); });
+  if (before != last_.rend()) *--begin = *before;
+  last_.erase(last_.begin(), begin);
+  given_ = tokenizer_.decode(last_).size() - kept_back;
+}
+
 std::string TextStream::add(std::span<const std::int32_t> ids) {
-  last_.insert(last_.end(), ids.begin(), ids.end());
+  // Any number of them may come, and all but the unknown one have no text.
+  const SpecialTokens& special = tokenizer_.special();
+  std::ranges::copy_if(ids, std::back_inserter(last_), [&](std::int32_t id) {
+    return id == special.unknown || !special.contains(id);
+  });
   const std::string text = tokenizer_.decode(last_);
   std::string more = take(text, whole_characters(text));
-  if (last_.size() > kMostIds && given_ == text.size()) {
-    last_.erase(last_.begin(), last_.end() - kNeighbours);
-    given_ = tokenizer_.decode(last_).size();
-  }
+  if (last_.size() > kMostIds) forget(text.size() - given_);
   return more;
 }
 

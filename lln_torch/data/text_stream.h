@@ -12,7 +12,7 @@
 namespace lln_torch {
 
 // What it gives out one after another is what the tokenizer makes of all ids at once. An id costs
-// the same however long the text is.
+// the same however long the text is, because the text of the last few is made again with it.
 class TextStream {
  public:
   explicit TextStream(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}  // which outlives this
@@ -24,6 +24,8 @@ class TextStream {
 
  private:
   std::string take(const std::string& text, std::size_t length);
+  void forget(std::size_t kept_back);
+  bool shows(std::int32_t id) const;
 
   const Tokenizer& tokenizer_;
   std::vector<std::int32_t> last_;  // ids, so many that the next one reads the same as behind all

@@ -244,7 +244,7 @@ Tensor LlnAttention::attend(const Tensor& q, const Tensor& k, const Tensor& v,
                             const Tensor& key_mask, Context& context) {
   AttentionCall step = call(key_mask);
   Projected inputs = mapped({q, k, v}, key_mask);
-  if (matching_ == "learned" && gradients_outside(q, context)) {
+  if (scales_outside(q, context)) {
     inputs.q = carrying(inputs.q, step.alpha);
     inputs.k = carrying(inputs.k, step.beta);
     step.alpha = step.alpha.detach();
@@ -260,15 +260,15 @@ Tensor LlnAttention::attend(const Tensor& q, const Tensor& k, const Tensor& v,
   return (once + share * (once - twice)).to(once.scalar_type());
 }
 
-bool LlnAttention::gradients_outside(const Tensor& x, const Context& context) {
-  return x.is_cuda() && context.pieces == nullptr && at::GradMode::is_enabled();
+bool LlnAttention::scales_outside(const Tensor& x, const Context& context) const {
+  return matching_ == "learned" && x.is_cuda() && context.pieces == nullptr &&
+         at::GradMode::is_enabled();
 }
 
 Tensor LlnAttention::attend_both(const Projected& projected, const Tensor& x,
                                  const Tensor& key_mask, Context& context) {
-  // Variants have Diag of q and k as they are.
-  const bool learns = matching_ == "learned" || (diag() != "none" && diag() != "average");
-  if (varied() || (learns && gradients_outside(x, context))) {
+  // Diag is of q and k as they are.
+  if (varied() || scales_outside(x, context)) {
     return ProjectedAttention::attend_both(projected, x, key_mask, context);
   }
   AttentionCall both = call(key_mask);

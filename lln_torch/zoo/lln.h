@@ -60,9 +60,9 @@ class LlnAttention : public ProjectedAttention {
   bool varied() const;
   // q and k as the map takes them.
   Projected mapped(const Projected& projected, const Tensor& key_mask) const;
-  // Whether gradients of scales and weights are torch's affair: on CUDA devices the core has them
-  // in its plain kernels alone, and two calls without them, which torch mixes, run on tensor cores.
-  static bool gradients_outside(const Tensor& x, const Context& context);
+  // Whether the gradients of scales are torch's affair: on CUDA devices the core has them in its
+  // plain kernels alone, and calls without them run on tensor cores.
+  bool scales_outside(const Tensor& x, const Context& context) const;
   // All of a call but the weights of the two parts.
   AttentionCall call(const Tensor& key_mask) const;
   // The call, on the whole sequence or on a piece of it, and a step of the running moments.

@@ -12,6 +12,7 @@
 #include "cuda/sm90/causal.h"
 #include "cuda/tiled_causal_call.h"
 #include "cuda/tiled_plan.h"
+#include "cuda/weight_gradients.h"
 
 namespace lln::cuda {
 namespace {
@@ -111,9 +112,24 @@ Scratch lay_out(const Problem& p, std::byte* base) {
   return scratch;
 }
 
-std::size_t bytes(const Problem& p, int workers) {
+std::size_t own_bytes(const Problem& p, int workers) {
   return std::max(lay_out(p, nullptr).bytes,
                   flag_bytes(p) + plain_kernel(p.op).workspace_bytes(p, workers));
+}
+
+std::size_t bytes(const Problem& p, int workers) {
+  const std::size_t own = own_bytes(p, workers);
+  const bool weights = p.op == Op::backward && p.kind == Kind::lln_diag;
+  return weights ? bytes_with_weights(p, own, workers) : own;
+}
+
+bool takes_without_weights(const Call& call) {
+  return wants_weights(call) && takes(without_weights(call));
+}
+
+std::size_t call_bytes(const Call& call, int workers) {
+  const std::size_t own = own_bytes(call.problem, workers);
+  return takes_without_weights(call) ? bytes_with_weights(call.problem, own, workers) : own;
 }
 
 using Launch = void (*)(const CausalCall&, const CausalPlan&);
@@ -121,6 +137,7 @@ using Launch = void (*)(const CausalCall&, const CausalPlan&);
 template <Launch kForward, Launch kBackward>
 void run(const Call& call) {
   const Problem& p = call.problem;
+  if (takes_without_weights(call)) return run_with_weights(call, run<kForward, kBackward>);
   if (!takes(call)) return plain_kernel(p.op).run(call);
   Scratch scratch = lay_out(p, call.workspace);
   CausalCall& causal = scratch.causal;
@@ -145,10 +162,11 @@ void run(const Call& call) {
 
 // The same walks twice; those of compute capability 9.0 come first.
 std::vector<Kernel> kernels() {
-  return {
-      {"cuda-sm90-causal", sm90_refusal, bytes,
-       run<sm90::launch_causal_forward, sm90::launch_causal_backward>},
-      {"cuda-tiled-causal", refusal, bytes, run<launch_causal_forward, launch_causal_backward>}};
+  return {{"cuda-sm90-causal", sm90_refusal, bytes,
+           run<sm90::launch_causal_forward, sm90::launch_causal_backward>, DeviceKind::cuda,
+           /*takes_pieces=*/false, call_bytes},
+          {"cuda-tiled-causal", refusal, bytes, run<launch_causal_forward, launch_causal_backward>,
+           DeviceKind::cuda, /*takes_pieces=*/false, call_bytes}};
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // The tiled family of Diag and LLN+Diag on the host: which calls it takes and what is launched.
 // Calls that the problem does not show to be out of reach (an unaligned tensor, the gradient of a
-// parameter) go to the plain family.
+// scale) go to the plain family.
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/tiled_diag.h"
 
@@ -9,6 +9,7 @@
 #include "cuda/device.h"
 #include "cuda/tiled_diag_launch.h"
 #include "cuda/tiled_plan.h"
+#include "cuda/weight_gradients.h"
 
 namespace lln::cuda {
 namespace {
@@ -38,6 +39,7 @@ std::string refusal(const Problem& p) {
 
 void run(const Call& call) {
   const Problem& p = call.problem;
+  if (weights_apart(call)) return run_with_weights(call, run);
   if (!tiled_takes(call)) return plain_kernel(p.op).run(call);
   TiledWork work = prepare_tiled(call);
   work.tiled.call.diag_block = block_of(p);

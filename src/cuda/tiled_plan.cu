@@ -6,6 +6,7 @@
 
 #include "cuda/device.h"
 #include "cuda/plain.h"
+#include "cuda/weight_gradients.h"
 
 namespace lln::cuda {
 namespace {
@@ -74,7 +75,8 @@ TiledScratch lay_out(const Problem& p, bool own_states, std::byte* base) {
     if (backward) scratch.grads = own_state(layout, p);
     // The sums of keys are joined before those of rows begin: their memory serves both.
     Layout with_keys = layout, with_rows = layout;
-    if (key_pieces_of(p, jobs) != 1) {
+    const bool sums_keys = own_states || !backward;
+    if (sums_keys && key_pieces_of(p, jobs) != 1) {
       scratch.keys = partials(with_keys, p, key_job_limit(p, jobs) * p.heads_k, true);
     }
     if (backward) {
@@ -170,6 +172,10 @@ bool tiled_takes(const Call& call) {
   return true;
 }
 
+bool weights_apart(const Call& call) {
+  return wants_weights(call) && tiled_takes(without_weights(call));
+}
+
 const Kernel& plain_kernel(Op op) {
   static const std::vector<Kernel> forward = plain_forward_kernels();
   static const std::vector<Kernel> backward = plain_backward_kernels();
@@ -177,13 +183,18 @@ const Kernel& plain_kernel(Op op) {
 }
 
 std::size_t tiled_bytes(const Problem& p, int workers) {
-  return std::max(lay_out(p, true, nullptr).bytes, plain_kernel(p.op).workspace_bytes(p, workers));
+  const std::size_t own = lay_out(p, true, nullptr).bytes;
+  const std::size_t most = std::max(own, plain_kernel(p.op).workspace_bytes(p, workers));
+  const bool weights = p.op == Op::backward && p.kind == Kind::lln_diag;
+  return weights ? std::max(most, bytes_with_weights(p, own, workers)) : most;
 }
 
 std::size_t tiled_call_bytes(const Call& call, int workers) {
   const Problem& p = call.problem;
-  if (!tiled_takes(call)) return plain_kernel(p.op).workspace_bytes(p, workers);
-  return lay_out(p, !state_of(call).key_lse.given(), nullptr).bytes;
+  const std::size_t own = lay_out(p, !state_of(call).key_lse.given(), nullptr).bytes;
+  if (tiled_takes(call)) return own;
+  if (weights_apart(call)) return bytes_with_weights(p, own, workers);
+  return plain_kernel(p.op).workspace_bytes(p, workers);
 }
 
 TiledWork prepare_tiled(const Call& call, int row_piece_log2) {

@@ -41,6 +41,8 @@ std::string tiled_refusal(const Problem& p);
 
 // Whether the tensors are aligned and no gradient of a parameter is asked for.
 bool tiled_takes(const Call& call);
+// Whether they would be but for the gradients of weights, which weight_gradients.h has.
+bool weights_apart(const Call& call);
 const Kernel& plain_kernel(Op op);
 
 // Enough for every call of a problem, in the tiled families and in the plain one; and for one call.

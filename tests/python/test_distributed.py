@@ -108,12 +108,12 @@ def test_compiled_code_stops_at_it() -> None:
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("processes", "tokens"), [(2, 2000), (3, 100)])
-def test_example(processes: int, tokens: int) -> None:
+@pytest.mark.parametrize(("ranks", "tokens"), [(2, 2000), (3, 100)])
+def test_example(ranks: int, tokens: int) -> None:
     done = subprocess.run(
         [
             sys.executable, "-m", "torch.distributed.run", "--standalone",
-            "--nproc-per-node", str(processes),
+            "--nproc-per-node", str(ranks),
             str(ROOT / "examples/python/sequence_parallel.py"), "--tokens", str(tokens),
         ],
         capture_output=True, text=True, check=False,

@@ -101,7 +101,7 @@ class PageTest(unittest.TestCase):
             "lln": [
                 result("forward:bf16:cuda:b1h1n9d64:lln", "lln", 5.0),
                 result("train:bf16:cuda:b1h1n9d64:lln", "lln", 6.0),
-                result("train:bf16:cuda:b1h1n9d128:lln", "lln", 60.0),
+                result("train:bf16:cuda:b1h1n20d128:lln", "lln", 8.0),
             ],
         }
         points = [
@@ -125,8 +125,11 @@ class PageTest(unittest.TestCase):
         self.assertTrue(text.endswith(" |\n\nBehind.\n"), text)
         self.assertIn("| 4.00 times as fast at 1024 tokens, 40.0 at 16384 | `c` |", text)
         self.assertIn("| 6.00 times as fast at 1024 tokens, 60.0 at 16384 | `c` |", text)
-        self.assertIn("| forward 1.25 to 1.25, with backward 1.50 to 1.50 | `c` |", text)
-        self.assertIn("| 1.50 times as fast at 512 tokens, 1.50 at 8192, 1.50 at 131072 |", text)
+        self.assertIn("| forward 1.25 to 1.25, with backward 1.50 to 2.00 | `c` |", text)
+        self.assertIn("9 to 20 tokens", text)
+        self.assertIn(
+            "| 1.50 times as fast at 512 tokens, 1.50 at 8192, 1.50 at 131072 | `c` |", text
+        )
 
 
 if __name__ == "__main__":

@@ -173,6 +173,18 @@ TEST(TextStream, IsTheTextOfAllIds) {
       id = static_cast<std::int32_t>(random() % static_cast<unsigned>(tokenizer->vocabulary()));
     }
     EXPECT_EQ(joined(streamed(*tokenizer, any)), tokenizer->decode(any));
+    // A word, many ids that show nothing, and a word: the space before it is there.
+    const Ids word = tokenizer->encode("state");
+    for (std::int32_t id = 0; id < tokenizer->vocabulary(); ++id) {
+      if (tokenizer->decode({&id, 1}).find_first_not_of(' ') != std::string::npos) continue;
+      Ids gap(word);
+      gap.insert(gap.end(), 200, id);
+      gap.insert(gap.end(), word.begin(), word.end());
+      EXPECT_EQ(joined(streamed(*tokenizer, gap)), tokenizer->decode(gap)) << id;
+    }
+    // Characters that never end: kept back, and no more than three of them.
+    const Ids lead(300, tokenizer->encode("\xF0\x9D\x84\x9E").at(0));
+    EXPECT_EQ(joined(streamed(*tokenizer, lead)), tokenizer->decode(lead));
   }
 }
 

@@ -14,6 +14,7 @@
 #include "cuda/sm90/launches.h"
 #include "cuda/tiled_diag.h"
 #include "cuda/tiled_plan.h"
+#include "cuda/weight_gradients.h"
 
 namespace lln::cuda {
 namespace sm90 {
@@ -79,6 +80,7 @@ void run(const Call& call) {
   static const Kernel tiled_forward = tiled_diag_forward_kernels().front();
   static const Kernel tiled_backward = tiled_diag_backward_kernels().front();
   const Kernel& tiled = p.op == Op::forward ? tiled_forward : tiled_backward;
+  if (weights_apart(call)) return run_with_weights(call, run);
   const DeviceCall device = make_device_call(call);
   TensorMaps maps;
   if (!takes(call, device) || !make_tensor_maps(maps, device, p.batch, p.op)) {
