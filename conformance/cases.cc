@@ -265,6 +265,20 @@ void add_decoding(Table& table) {
       table.add_append(fmt::format("{}:cpu:b1h4k2n260d24v40:{}", type, kind));
     }
   }
+  // In reach of the causal walks: pieces begin at borders of some blocks and not of others.
+  for (const int dim : {64, 128}) {
+    for (const char* kind : {"lln", "lln+diag8", "lln+diag16", "lln+diag64"}) {
+      table.add_append(fmt::format("bf16:cpu:b2h4k2n320d{}:{}", dim, kind));
+    }
+    table.add_append(fmt::format("bf16:cpu:b3h2n320d{}:lln+diag32:masked", dim),
+                     {.keys = KeyPattern::lengths});
+    for (const WeightForm form : {WeightForm::channel, WeightForm::token}) {
+      table.add_append(fmt::format("bf16:cpu:b2h2n200d{}:lln+diag64", dim), {.weights = form});
+    }
+    for (const InputStyle style : {InputStyle::large_keys, InputStyle::large_values}) {
+      table.add_append(fmt::format("bf16:cpu:b1h2n200d{}:lln", dim), {.style = style});
+    }
+  }
   for (const int dim : kDims) table.add_append(fmt::format("f32:cpu:b1h2n70d{}:lln+diag16", dim));
   for (const int block : kBlocks) {
     table.add_append(fmt::format("f32:cpu:b1h1n410d16:lln+diag{}", block));

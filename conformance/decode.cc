@@ -99,7 +99,9 @@ void decode_all(const Case& c, const Inputs& in, const CaseViews& views, const E
     }
     const View rows = token_range(views.out.o, begin, count);
     if (count == 1) {
-      state->step(piece, rows, exec);
+      Exec step = exec;
+      if (device.kind == DeviceKind::cuda) step.kernel = {};  // appends have kernels of their own
+      state->step(piece, rows, step);
     } else {
       state->append(piece, rows, exec);
     }

@@ -17,6 +17,7 @@
 
 namespace lln::cuda {
 
+std::vector<Kernel> tiled_append_kernels();
 std::vector<Kernel> decode_append_kernels();
 std::vector<Kernel> decode_step_kernels();
 

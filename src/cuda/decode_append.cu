@@ -6,6 +6,7 @@
 
 #include "cuda/decode.h"
 #include "cuda/decode_kernels.h"
+#include "cuda/decode_sets.cuh"
 #include "cuda/decode_walk.cuh"
 #include "cuda/instructions.cuh"
 #include "cuda/launch.h"
@@ -13,7 +14,7 @@
 namespace lln::cuda {
 namespace {
 
-// Fewer tokens than this are taken one by one: a step each costs less than the four launches here.
+// Up to so many tokens are taken one by one: a step each costs less than the four launches here.
 constexpr std::int64_t kFewTokens = 4;
 // Tokens of a piece: short ones fill the device from a few thousand tokens on, long ones keep the
 // scan short and their states small beside the tokens.
@@ -35,7 +36,20 @@ struct AppendCall {
   float* sums;          // [slots, pieces, set_floats()]: KeySets
   std::int64_t pieces;  // most of a sequence
   int columns;          // groups of kWalkColumns
+  std::int64_t tasks;   // of all slots: pieces times columns
+  AppendPart part;
+  const std::uint32_t* flags;  // [1 + slots]: whether any slot is added to, and which; null: all
 };
+
+// The tokens of a slot that are added here.
+__device__ inline TokenRange tokens_of(const AppendCall& a, std::int64_t slot) {
+  const DecodeCall& c = a.call;
+  const std::int64_t added = added_tokens(c, slot / c.call.heads_k);
+  if (added <= kFewTokens || (a.flags != nullptr && a.flags[1 + slot] == 0)) return {0, 0};
+  if (a.part == AppendPart::all) return {0, added};
+  const TokenRange walk = walk_tokens(c, slot, added);
+  return a.part == AppendPart::lead ? TokenRange{0, walk.begin} : TokenRange{walk.begin, added};
+}
 
 __device__ inline KeySet piece_sums(const AppendCall& a, std::int64_t slot, std::int64_t piece) {
   const DecodeShape& shape = a.call.shape;
@@ -45,87 +59,46 @@ __device__ inline KeySet piece_sums(const AppendCall& a, std::int64_t slot, std:
 
 // The sums of a piece, or its rows.
 template <bool kRead>
-__global__ void __launch_bounds__(kWalkThreads)
-    append_walk_kernel(const __grid_constant__ AppendCall a) {
-  LLN_DYNAMIC_SHARED(memory);
+__device__ void walk_piece(const AppendCall& a, float* memory, std::int64_t task) {
   const DecodeCall& c = a.call;
-  const int columns = static_cast<int>(blockIdx.x % static_cast<unsigned>(a.columns));
-  const std::int64_t task = blockIdx.x / static_cast<unsigned>(a.columns);
-  const std::int64_t slot = task / a.pieces, piece = task % a.pieces;
-  const std::int64_t tokens = added_tokens(c, slot / c.call.heads_k);
-  const std::int64_t begin = piece * piece_tokens(tokens);
-  if (tokens <= kFewTokens || begin >= tokens) return;
-  const std::int64_t end = min(tokens, begin + piece_tokens(tokens));
+  const auto columns = static_cast<int>(task % a.columns);
+  const std::int64_t slot = task / a.columns / a.pieces, piece = task / a.columns % a.pieces;
+  const TokenRange tokens = tokens_of(a, slot);
+  const std::int64_t each = piece_tokens(tokens.end - tokens.begin);
+  const std::int64_t begin = tokens.begin + piece * each, end = min(tokens.end, begin + each);
+  if (begin >= end) return;
   const KeySet set = piece_sums(a, slot, piece);
-  Walk walk(c, reinterpret_cast<float*>(memory), slot, columns);
+  Walk walk(c, memory, slot, columns);
   walk.begin(kRead ? &set : nullptr);
   for (std::int64_t first = begin; first < end; first += kWalkChunk) {
     walk.chunk<kRead>(first, static_cast<int>(min(end - first, std::int64_t{kWalkChunk})));
   }
   if (!kRead) walk.store(set);
+  __syncthreads();  // the next one may use the memory
 }
 
-constexpr int kScanThreads = 256;
-constexpr int kScanWarps = kScanThreads / 32;
-
-// A channel of a set: its mass, and the columns 4 lane and 4 lane + 128 of its values.
-struct ChannelSums {
-  float m, s;
-  float4 values[2];
-};
-
-__device__ inline ChannelSums load_channel(const DecodeShape& shape, const KeySet& set, int l) {
-  ChannelSums sums{set.m[l], set.s[l], {}};
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int column = 4 * lane + 128 * i;
-    if (column >= shape.dvp) continue;
-    sums.values[i] = *reinterpret_cast<const float4*>(set.values + l * shape.dvp + column);
+template <bool kRead>
+__global__ void __launch_bounds__(kWalkThreads)
+    append_walk_kernel(const __grid_constant__ AppendCall a) {
+  LLN_DYNAMIC_SHARED(memory);
+  if (a.flags != nullptr && a.flags[0] == 0) return;
+  for (std::int64_t task = blockIdx.x; task < a.tasks; task += gridDim.x) {
+    walk_piece<kRead>(a, reinterpret_cast<float*>(memory), task);
   }
-  return sums;
-}
-
-__device__ inline void store_channel(const DecodeShape& shape, const KeySet& set, int l,
-                                     const ChannelSums& sums) {
-  const int lane = threadIdx.x % 32;
-  __syncwarp();  // all lanes have read what is overwritten
-  if (lane == 0) {
-    set.m[l] = sums.m;
-    set.s[l] = sums.s;
-  }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int column = 4 * lane + 128 * i;
-    if (column >= shape.dvp) continue;
-    *reinterpret_cast<float4*>(set.values + l * shape.dvp + column) = sums.values[i];
-  }
-}
-
-__device__ inline ChannelSums joined(const ChannelSums& x, const ChannelSums& y) {
-  const JoinedMass mass = join_mass<float>(x.m, x.s, y.m, y.s);
-  ChannelSums sums{mass.m, mass.s, {}};
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const float4 &a = x.values[i], &b = y.values[i];
-    sums.values[i] = {mass.first * a.x + mass.second * b.x, mass.first * a.y + mass.second * b.y,
-                      mass.first * a.z + mass.second * b.z, mass.first * a.w + mass.second * b.w};
-  }
-  return sums;
 }
 
 // A warp takes a channel of a slot through all pieces: what was the sums of a piece becomes the
 // state before it, and the slot the state after the last.
-__global__ void __launch_bounds__(kScanThreads)
+__global__ void __launch_bounds__(kSetThreads)
     append_scan_kernel(const __grid_constant__ AppendCall a) {
   const DecodeCall& c = a.call;
   const DecodeShape& shape = c.shape;
-  const auto blocks = static_cast<unsigned>((shape.d + kScanWarps - 1) / kScanWarps);
-  const std::int64_t slot = blockIdx.x / blocks;
-  const int l = static_cast<int>(blockIdx.x % blocks * kScanWarps + threadIdx.x / 32);
-  const std::int64_t tokens = added_tokens(c, slot / c.call.heads_k);
-  if (tokens <= kFewTokens || l >= shape.d) return;
-  const std::int64_t before = c.tokens[slot];
+  if (a.flags != nullptr && a.flags[0] == 0) return;
+  const auto [slot, l] = find_channel(shape);
+  const TokenRange range = tokens_of(a, slot);
+  const std::int64_t tokens = range.end - range.begin;
+  if (tokens <= 0 || l >= shape.d) return;
+  const std::int64_t before = c.tokens[slot] + range.begin;
   const DecodeSlot own = shape.slot(c.state, slot);
   ChannelSums all = load_channel(shape, own.all, l);
   ChannelSums recent = load_channel(shape, own.recent, l);
@@ -174,11 +147,62 @@ __global__ void __launch_bounds__(kEndThreads)
   if (threadIdx.x == 0) c.tokens[slot] = tokens;
 }
 
+// Where slots are flagged most calls have none: then no more blocks come than the device has at
+// once, look, and go.
 template <bool kRead>
-void launch_walk(const AppendCall& a, std::int64_t blocks, int device, cudaStream_t stream) {
+void launch_walk(const AppendCall& a, int device, cudaStream_t stream) {
+  const std::int64_t at_once = 2 * multiprocessors(device);
+  const std::int64_t blocks = a.flags == nullptr ? a.tasks : std::min(a.tasks, at_once);
   const auto bytes = static_cast<int>(walk_floats(a.call.shape, kRead) * 4);
   launch("append_walk_kernel", append_walk_kernel<kRead>,
          LaunchShape{blocks, kWalkThreads, bytes, stream, false, shared_memory(device)}, a);
+}
+
+void run_append(const Call& call) {
+  if (call.problem.tokens_k == 0) return;
+  if (call.problem.tokens_k > kFewTokens) append_many(call);
+  append_end(call);
+}
+
+std::size_t bytes(const Problem& p, int) { return append_bytes(p); }
+
+}  // namespace
+
+void append_many(const Call& call, AppendPart part, const std::uint32_t* flags) {
+  const Problem& p = call.problem;
+  const std::int64_t slots = p.batch * p.heads_k;
+  const std::int64_t pieces = part == AppendPart::lead ? 1 : most_pieces(p.tokens_k);
+  const std::int64_t columns = blocks_for(p.dim_v, kWalkColumns);
+  const AppendCall a{make_decode_call(call),
+                     reinterpret_cast<float*>(call.workspace),
+                     pieces,
+                     static_cast<int>(columns),
+                     slots * pieces * columns,
+                     part,
+                     flags};
+  const auto stream = static_cast<cudaStream_t>(call.stream);
+  launch_walk<false>(a, p.device.index, stream);
+  launch("append_scan_kernel", append_scan_kernel,
+         LaunchShape{slots * set_blocks(p.dim), kSetThreads, 0, stream}, a);
+  if (a.call.rows) launch_walk<true>(a, p.device.index, stream);
+}
+
+void append_end(const Call& call) {
+  const Problem& p = call.problem;
+  const std::int64_t slots = p.batch * p.heads_k;
+  if (p.tokens_k <= kFewTokens || call.in.key_lengths.given()) append_few(call, kFewTokens);
+  if (p.tokens_k <= kFewTokens) return;
+  launch("append_end_kernel", append_end_kernel,
+         LaunchShape{slots, kEndThreads, 0, static_cast<cudaStream_t>(call.stream)},
+         make_decode_call(call));
+}
+
+std::size_t append_bytes(const Problem& p) {
+  if (p.tokens_k <= kFewTokens) return 0;
+  const DecodeShape shape(p.dim, p.dim_v, 0);
+  return static_cast<std::size_t>(p.batch * p.heads_k * most_pieces(p.tokens_k) *
+                                  shape.set_floats()) *
+         sizeof(float);
 }
 
 std::string append_refusal(const Problem& p) {
@@ -190,36 +214,8 @@ std::string append_refusal(const Problem& p) {
          std::to_string(shared_memory(p.device.index));
 }
 
-void run_append(const Call& call) {
-  const Problem& p = call.problem;
-  const std::int64_t slots = p.batch * p.heads_k;
-  if (slots == 0 || p.tokens_k == 0) return;
-  append_few(call, kFewTokens);
-  if (p.tokens_k <= kFewTokens) return;
-  const AppendCall a{make_decode_call(call), reinterpret_cast<float*>(call.workspace),
-                     most_pieces(p.tokens_k), static_cast<int>(blocks_for(p.dim_v, kWalkColumns))};
-  const auto stream = static_cast<cudaStream_t>(call.stream);
-  const std::int64_t blocks = slots * a.pieces * a.columns;
-  launch_walk<false>(a, blocks, p.device.index, stream);
-  launch("append_scan_kernel", append_scan_kernel,
-         LaunchShape{slots * blocks_for(p.dim, kScanWarps), kScanThreads, 0, stream}, a);
-  if (a.call.rows) launch_walk<true>(a, blocks, p.device.index, stream);
-  launch("append_end_kernel", append_end_kernel, LaunchShape{slots, kEndThreads, 0, stream},
-         a.call);
-}
-
-std::size_t append_workspace(const Problem& p, int) {
-  if (p.tokens_k <= kFewTokens) return 0;
-  const DecodeShape shape(p.dim, p.dim_v, 0);
-  return static_cast<std::size_t>(p.batch * p.heads_k * most_pieces(p.tokens_k) *
-                                  shape.set_floats()) *
-         sizeof(float);
-}
-
-}  // namespace
-
 std::vector<Kernel> decode_append_kernels() {
-  return {{"cuda", append_refusal, append_workspace, run_append}};
+  return {{"cuda", append_refusal, bytes, run_append}};
 }
 
 }  // namespace lln::cuda

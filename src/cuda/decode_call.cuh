@@ -95,6 +95,23 @@ __device__ inline std::int64_t added_tokens(const DecodeCall& c, std::int64_t se
   return length < 0 ? 0 : most;
 }
 
+// The causal walks take no fewer tokens.
+inline constexpr std::int64_t kShortestWalk = 64;
+
+struct TokenRange {
+  std::int64_t begin, end;
+};
+
+// The tokens that a walk takes of those that a slot adds: from the first border of diagonal blocks
+// on. None where they are too few.
+__device__ inline TokenRange walk_tokens(const DecodeCall& c, std::int64_t slot,
+                                         std::int64_t added) {
+  const std::int64_t block = c.shape.block;
+  const std::int64_t over = block == 0 ? 0 : c.tokens[slot] % block;
+  const std::int64_t lead = over == 0 ? 0 : block - over;
+  return added - lead < kShortestWalk ? TokenRange{0, 0} : TokenRange{lead, added};
+}
+
 // Rows [begin, end) of a sequence become zero in all query heads of a key head.
 __device__ inline void zero_rows(const DecodeCall& c, std::int64_t sequence, std::int64_t head_k,
                                  std::int64_t begin, std::int64_t end) {

@@ -49,6 +49,7 @@ std::vector<Kernel> cuda_backward_kernels() {
 
 std::vector<Kernel> cuda_append_kernels() {
   std::vector<Kernel> list;
+  add(list, cuda::tiled_append_kernels());
   add(list, cuda::decode_append_kernels());
   return list;
 }

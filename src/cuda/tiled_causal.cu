@@ -10,7 +10,7 @@
 #include "cuda/device.h"
 #include "cuda/plain.h"
 #include "cuda/sm90/causal.h"
-#include "cuda/tiled_causal_call.h"
+#include "cuda/tiled_causal_plan.h"
 #include "cuda/tiled_plan.h"
 #include "cuda/weight_gradients.h"
 
@@ -31,7 +31,9 @@ std::string memory_refusal(const Problem& p) {
          std::to_string(found);
 }
 
-std::string refusal(const Problem& p) {
+}  // namespace
+
+std::string tiled_causal_refusal(const Problem& p) {
   if (p.device.kind != DeviceKind::cuda) return "is for tensors on CUDA devices";
   if (p.dtype != DType::bf16) return "takes bf16 alone";
   if (!p.causal) return "is for causal attention";
@@ -49,13 +51,15 @@ std::string refusal(const Problem& p) {
   return device.empty() ? memory_refusal(p) : device;
 }
 
-std::string sm90_refusal(const Problem& p) {
+std::string sm90_causal_refusal(const Problem& p) {
   if (p.device.kind != DeviceKind::cuda) return "is for tensors on CUDA devices";
   if (!has_sm90a_code(p.device.index)) {
     return "needs compute capability 9.0 and a build with code for sm_90a";
   }
-  return refusal(p);
+  return tiled_causal_refusal(p);
 }
+
+namespace {
 
 bool by_channel(const ConstView& weight) { return weight.given() && weight.shape[3] > 1; }
 
@@ -66,13 +70,7 @@ bool takes(const Call& call) {
          !by_channel(call.in.diag_weight);
 }
 
-// Flags come first: what follows them is the plain kernels' when these are done.
 std::int64_t flag_count(const Problem& p) { return 1 + p.sequences * p.heads_k; }
-std::size_t flag_bytes(const Problem& p) {
-  Layout layout(nullptr);
-  layout.take<std::uint32_t>(flag_count(p));
-  return layout.bytes();
-}
 
 bool has_pieces(const Problem& p) { return p.tokens > std::int64_t{1} << kCausalPieceLog2; }
 
@@ -84,18 +82,13 @@ Partials partials(Layout& layout, const Problem& p, std::int64_t heads) {
   return sums;
 }
 
-struct Scratch {
-  void* table = nullptr;
-  CausalCall causal;  // the pointers to scratch memory
-  std::size_t bytes = 0;
-};
-
-Scratch lay_out(const Problem& p, std::byte* base) {
-  Layout layout(base);
-  Scratch scratch;
-  CausalCall& causal = scratch.causal;
+// Pointers to scratch memory alone.
+CausalWork lay_out(const Problem& p, Layout& layout) {
+  CausalWork work;
+  CausalCall& causal = work.causal;
   causal.flags = layout.take<std::uint32_t>(flag_count(p));
-  scratch.table = layout.take<std::byte>(static_cast<std::int64_t>(table_bytes(p)));
+  work.table = reinterpret_cast<DeviceSequence*>(
+      layout.take<std::byte>(static_cast<std::int64_t>(table_bytes(p))));
   if (has_pieces(p)) causal.before = partials(layout, p, p.heads_k);
   causal.rows = p.batch * p.tokens;
   if (p.op == Op::backward) {
@@ -108,13 +101,49 @@ Scratch lay_out(const Problem& p, std::byte* base) {
       causal.diag_weight = layout.take<float>(p.heads * causal.rows);
     }
   }
-  scratch.bytes = layout.bytes();
-  return scratch;
+  return work;
 }
 
+}  // namespace
+
+std::size_t causal_flag_bytes(const Problem& p) {
+  Layout layout(nullptr);
+  layout.take<std::uint32_t>(flag_count(p));
+  return layout.bytes();
+}
+
+std::size_t causal_scratch_bytes(const Problem& p) {
+  Layout layout(nullptr);
+  lay_out(p, layout);
+  return layout.bytes();
+}
+
+CausalWork prepare_causal(const Call& call) {
+  const Problem& p = call.problem;
+  Layout layout(call.workspace);
+  CausalWork work = lay_out(p, layout);
+  CausalCall& causal = work.causal;
+  CausalPlan& plan = work.plan;
+  causal.call = make_device_call(call);
+  plan.stream = static_cast<cudaStream_t>(call.stream);
+  prepare_sequences(call, kCausalJobs, kCausalJobs, work.table, causal.call);
+  check(cudaMemsetAsync(causal.flags, 0, static_cast<std::size_t>(flag_count(p)) * 4, plan.stream),
+        "cudaMemsetAsync");
+  if (p.op == Op::forward && call.out.saved.key_lse.given()) {
+    causal.saved = state_view(call.out.saved);
+  }
+  if (p.has_diag()) causal.diag_log2 = std::countr_zero(static_cast<std::uint64_t>(p.diag_block));
+  plan.width = width_of(p);
+  plan.pieces = has_pieces(p);
+  plan.jobs = causal.call.sequences.q_job_limit;
+  return work;
+}
+
+namespace {
+
 std::size_t own_bytes(const Problem& p, int workers) {
-  return std::max(lay_out(p, nullptr).bytes,
-                  flag_bytes(p) + plain_kernel(p.op).workspace_bytes(p, workers));
+  return std::max(causal_scratch_bytes(p),
+                  causal_flag_bytes(p) + plain_kernel(p.op).workspace_bytes(p, workers));
 }
 
 std::size_t bytes(const Problem& p, int workers) {
@@ -139,34 +168,21 @@ void run(const Call& call) {
   const Problem& p = call.problem;
   if (takes_without_weights(call)) return run_with_weights(call, run<kForward, kBackward>);
   if (!takes(call)) return plain_kernel(p.op).run(call);
-  Scratch scratch = lay_out(p, call.workspace);
-  CausalCall& causal = scratch.causal;
-  causal.call = make_device_call(call);
-  CausalPlan plan;
-  plan.stream = static_cast<cudaStream_t>(call.stream);
-  prepare_sequences(call, kCausalJobs, kCausalJobs, scratch.table, causal.call);
-  check(cudaMemsetAsync(causal.flags, 0, static_cast<std::size_t>(flag_count(p)) * 4, plan.stream),
-        "cudaMemsetAsync");
-  if (p.op == Op::forward && call.out.saved.key_lse.given()) {
-    causal.saved = state_view(call.out.saved);
-  }
-  if (p.has_diag()) causal.diag_log2 = std::countr_zero(static_cast<std::uint64_t>(p.diag_block));
-  plan.width = width_of(p);
-  plan.pieces = has_pieces(p);
-  plan.jobs = causal.call.sequences.q_job_limit;
-  (p.op == Op::forward ? kForward : kBackward)(causal, plan);
+  const CausalWork work = prepare_causal(call);
+  (p.op == Op::forward ? kForward : kBackward)(work.causal, work.plan);
   Call again = call;
-  again.workspace = call.workspace + flag_bytes(p);
-  run_plain_heads(again, causal.flags);
+  again.workspace = call.workspace + causal_flag_bytes(p);
+  run_plain_heads(again, work.causal.flags);
 }
 
 // The same walks twice; those of compute capability 9.0 come first.
 std::vector<Kernel> kernels() {
-  return {{"cuda-sm90-causal", sm90_refusal, bytes,
+  return {{"cuda-sm90-causal", sm90_causal_refusal, bytes,
            run<sm90::launch_causal_forward, sm90::launch_causal_backward>, DeviceKind::cuda,
            /*takes_pieces=*/false, call_bytes},
-          {"cuda-tiled-causal", refusal, bytes, run<launch_causal_forward, launch_causal_backward>,
-           DeviceKind::cuda, /*takes_pieces=*/false, call_bytes}};
+          {"cuda-tiled-causal", tiled_causal_refusal, bytes,
+           run<launch_causal_forward, launch_causal_backward>, DeviceKind::cuda,
+           /*takes_pieces=*/false, call_bytes}};
 }
 
 }  // namespace

@@ -17,6 +17,9 @@ inline constexpr Jobs kCausalJobs{kCausalPieceLog2, kCausalPieceLog2, kCausalPie
 struct CausalCall {
   DeviceCall call;
   StateView saved;  // (c, C) after the last token; no data: not asked for
+  // s and K of keys before the first token of each sequence, and with those of the sequence, in
+  // sequence times heads_k; no data: there are none, not asked for. Forward.
+  Partials given, after;
   // s and K of the keys before each piece but the first of a sequence, in CausalPiece::slot times
   // heads_k; null where every sequence is one piece.
   Partials before;

@@ -82,9 +82,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 3 : 1)
     zero_rows_before(o, call.o.token, piece.sequence.key_first, dim_v);
   }
   ChannelRows<kDim> state;
-  if (!piece.first) {
-    state.read(causal.before, piece.slot * call.heads_k + piece.head_k, dim, dim_v);
-  }
+  read_before(state, causal, piece);
   const float alpha = scale_at(call.alpha, piece.s, piece.head) * kLog2E;
   const float beta = scale_at(call.beta, piece.s, piece.head_k) * kLog2E;
   const CausalWeights weights(call, piece);
@@ -135,9 +133,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 3 : 1)
   }
   bool good = largest_q.at_most(kLargestModerate / fabsf(alpha)) &&
               largest_k.at_most(kLargestModerate / fabsf(beta)) && largest_o.at_most(kLargestBf16);
-  if (piece.last && causal.saved.c != nullptr && piece.head % (call.heads / call.heads_k) == 0) {
-    good = save_state(causal.saved, piece, state, dim, dim_v) && good;
-  }
+  good = write_after(causal, piece, state) && good;
   report_reach(causal, piece, good);
 }
 

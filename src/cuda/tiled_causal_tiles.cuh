@@ -222,6 +222,19 @@ struct ChannelRows {
   }
 };
 
+// s and K before the first token of a piece.
+template <int kDim>
+__device__ inline void read_before(ChannelRows<kDim>& rows, const CausalCall& causal,
+                                   const CausalPiece& piece) {
+  const DeviceCall& call = causal.call;
+  const auto dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
+  if (!piece.first) {
+    rows.read(causal.before, piece.slot * call.heads_k + piece.head_k, dim, dim_v);
+  } else if (causal.given.s != nullptr) {
+    rows.read(causal.given, piece.s * call.heads_k + piece.head_k, dim, dim_v);
+  }
+}
+
 // (c, C) after the last token. False where it is out of reach.
 template <int kDim>
 __device__ inline bool save_state(const StateView& saved, const CausalPiece& piece,
@@ -243,6 +256,29 @@ __device__ inline bool save_state(const StateView& saved, const CausalPiece& pie
                            rows.values[n][2 * half + 1] * inverse};
       good = good && fabsf(pair.x) <= kLargestBf16 && fabsf(pair.y) <= kLargestBf16;
       *reinterpret_cast<float2*>(to + 8 * n + 2 * t) = pair;
+    }
+  }
+  return good;
+}
+
+// What a call asks for of the state after the last token, which the first query head of a group
+// writes. False where it is out of reach.
+template <int kDim>
+__device__ inline bool write_after(const CausalCall& causal, const CausalPiece& piece,
+                                   const ChannelRows<kDim>& rows) {
+  const DeviceCall& call = causal.call;
+  const auto dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
+  if (!piece.last || piece.head % (call.heads / call.heads_k) != 0) return true;
+  bool good = causal.saved.c == nullptr || save_state(causal.saved, piece, rows, dim, dim_v);
+  if (causal.after.s == nullptr) return good;
+  rows.write(causal.after, piece.s * call.heads_k + piece.head_k, dim, dim_v);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    good = good && rows.mass[2 * half] <= kLargestBf16;
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n) {
+      good = good && fabsf(rows.values[n][2 * half]) <= kLargestBf16 &&
+             fabsf(rows.values[n][2 * half + 1]) <= kLargestBf16;
     }
   }
   return good;

@@ -3,6 +3,8 @@
 // graph go on when they are replayed.
 // SPDX-License-Identifier: Apache-2.0
 #include <cstring>
+#include <functional>
+#include <limits>
 #include <memory>
 #include <random>
 
@@ -22,13 +24,14 @@ class CudaDecode : public OnDevice {};
 // A case whose tokens go through states on the device.
 class Stream {
  public:
-  explicit Stream(const Case& of)
+  explicit Stream(const Case& of, const std::function<void(Inputs&)>& change = {})
       : c(of),
-        in(conformance::make_inputs(c, c.problem.dtype)),
+        in(changed(conformance::make_inputs(c, c.problem.dtype), change)),
         config(conformance::decode_config(c)),
         outputs_(conformance::make_outputs(c, in, c.problem.dtype)),
         data_(kDevice, in, outputs_) {}
-  explicit Stream(const char* problem) : Stream(make_case(problem)) {}
+  explicit Stream(const char* problem, const std::function<void(Inputs&)>& change = {})
+      : Stream(make_case(problem), change) {}
 
   // Tokens [begin, end) of the case; rows go to their place in rows() where they are wanted.
   void append(OwnedState& state, std::int64_t begin, std::int64_t end, bool rows = true,
@@ -82,6 +85,11 @@ class Stream {
   DecodeConfig config;
 
  private:
+  static Inputs changed(Inputs inputs, const std::function<void(Inputs&)>& change) {
+    if (change) change(inputs);
+    return inputs;
+  }
+
   Case host_case() const {
     Case host = c;
     host.problem.device = {};
@@ -133,6 +141,70 @@ TEST_F(CudaDecode, LongAppendsGiveTheCausalForward) {
   }
 }
 
+// The kernels of long prompts that this device has.
+std::vector<std::string> walks(const char* problem) {
+  Problem p = make_case(problem).problem;
+  p.device = kDevice;
+  std::vector<std::string> names;
+  for (const Explanation::Candidate& candidate : explain(p).candidates) {
+    const bool walks = candidate.kernel.ends_with("-causal");
+    if (walks && candidate.refusal.empty()) names.push_back(candidate.kernel);
+  }
+  return names;
+}
+
+// They have the causal walks of attention, and beside them others for what is out of their reach:
+// here tokens before the border of a block, then exponents that are not moderate, and then sums of
+// keys that were not.
+TEST_F(CudaDecode, AppendsGoFromKernelToKernel) {
+  for (const char* problem :
+       {"append:bf16:cpu:b2h4k2n600d64:lln", "append:bf16:cpu:b2h4k2n600d64:lln+diag32",
+        "append:bf16:cpu:b1h2k1n600d40v72:lln+diag64"}) {
+    Stream stream(problem, [](Inputs& in) {
+      in.k.for_each([&](auto b, auto h, auto n, auto channel) {
+        if (b == 0 && h == 0 && n >= 400 && n < 500) in.k.set(b, h, n, channel, 40);
+      });
+    });
+    const Tensor expected = stream.causal_rows();
+    const auto append_by = [&](std::string_view kernel) {
+      OwnedState state(stream.config, kDevice);
+      std::int64_t begin = 0;
+      for (const std::int64_t end : {128, 138, 256, 400, 500, 600}) {
+        stream.append(state, begin, end, true, {.kernel = kernel});
+        begin = end;
+      }
+      EXPECT_EQ(first_difference(stream.rows(), tolerance(stream), expected), "")
+          << problem << " by " << kernel;
+      EXPECT_EQ(state->tokens(), 600);
+      return stream.rows();
+    };
+    const Tensor plain = append_by("cuda");
+    for (const std::string& kernel : walks(problem)) {
+      EXPECT_NE(first_difference(append_by(kernel), 0, plain), "") << kernel << " did not run";
+    }
+  }
+}
+
+// Longer than what one block walks.
+TEST_F(CudaDecode, PromptsOfSeveralPiecesGoOnFromWhatIsThere) {
+  constexpr const char* kProblem = "append:bf16:cpu:b1h2k1n9300d16:lln";
+  Stream stream(kProblem);
+  const Tensor expected = stream.causal_rows();
+  for (const std::string& kernel : walks(kProblem)) {
+    OwnedState state(stream.config, kDevice);
+    stream.append(state, 0, 4000, true, {.kernel = kernel});
+    stream.append(state, 4000, 9300, true, {.kernel = kernel});
+    EXPECT_EQ(first_difference(stream.rows(), tolerance(stream), expected), "") << kernel;
+    const Tensor last = stream.read(state, 9299, 9300);
+    EXPECT_EQ(first_difference(last, tolerance(stream),
+                               [&](auto b, auto h, auto, auto channel) {
+                                 return std::optional(expected.get(b, h, 9299, channel));
+                               }),
+              "")
+        << kernel;
+  }
+}
+
 TEST_F(CudaDecode, ReadIsTheRowOfTheLastToken) {
   for (const char* problem :
        {"append:f32:cpu:b2h6k2n131d20v12:lln", "append:f32:cpu:b1h2n128d16:lln+diag32",
@@ -162,9 +234,19 @@ TEST_F(CudaDecode, ReadIsTheRowOfTheLastToken) {
 
 // A sequence gives the same bits alone and in a batch whose other sequences add more or fewer.
 TEST_F(CudaDecode, RaggedSequencesAreBitwiseThoseAlone) {
-  for (const char* kind : {"lln", "lln+diag24"}) {
-    Stream stream((std::string("append:f32:cpu:b4h4k2n700d24:") + kind).c_str());
+  for (const char* problem :
+       {"append:f32:cpu:b4h4k2n700d24:lln", "append:f32:cpu:b4h4k2n700d24:lln+diag24",
+        "append:bf16:cpu:b4h4k2n700d24:lln", "append:bf16:cpu:b4h4k2n700d64:lln+diag32"}) {
     const std::vector<std::int32_t> lengths = {700, 3, 270, 0};
+    Stream stream(problem, [&](Inputs& in) {
+      for (Tensor* tensor : {&in.q, &in.k, &in.v}) {
+        tensor->for_each([&](auto b, auto h, auto n, auto channel) {
+          const bool behind = n >= lengths[static_cast<std::size_t>(b)];
+          if (behind) tensor->set(b, h, n, channel, std::numeric_limits<double>::quiet_NaN());
+        });
+      }
+    });
+    const auto size = static_cast<std::int64_t>(size_of(stream.c.problem.dtype));
     DeviceMemory memory(kDevice, 4 * lengths.size());
     memory.write(std::as_bytes(std::span(lengths)));
     AttentionInputs in = stream.views().in;
@@ -185,7 +267,7 @@ TEST_F(CudaDecode, RaggedSequencesAreBitwiseThoseAlone) {
       const auto sequence = [&](auto view) {
         using Byte =
             std::conditional_t<std::is_same_v<decltype(view), View>, std::byte, const std::byte>;
-        const std::int64_t at = b * view.stride[0] * static_cast<std::int64_t>(sizeof(float));
+        const std::int64_t at = b * view.stride[0] * size;
         view.data = static_cast<Byte*>(view.data) + at;
         view.shape[0] = 1;
         if (view.shape[2] == 700) view.shape[2] = length;
@@ -203,7 +285,7 @@ TEST_F(CudaDecode, RaggedSequencesAreBitwiseThoseAlone) {
                              return std::optional(n < length ? rows.get(s, h, n, channel) : 0.0);
                            }),
           "")
-          << kind << ", sequence " << b;
+          << problem << ", sequence " << b;
     }
   }
 }
@@ -369,6 +451,31 @@ TEST_F(CudaDecode, ReplayedStepsGoOn) {
     cudaGraphExecDestroy(program);
     cudaGraphDestroy(graph);
   }
+  cudaStreamDestroy(queue);
+}
+
+// Where the next border of a block is changes from replay to replay.
+TEST_F(CudaDecode, ReplayedAppendsGoOn) {
+  cudaStream_t queue = nullptr;
+  ASSERT_EQ(cudaStreamCreate(&queue), cudaSuccess);
+  Stream stream("append:bf16:cpu:b1h2n150d64:lln+diag32");
+  OwnedState state(stream.config, kDevice, queue), plain(stream.config, kDevice);
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t program = nullptr;
+  ASSERT_EQ(cudaStreamBeginCapture(queue, cudaStreamCaptureModeGlobal), cudaSuccess);
+  stream.append(state, 0, 150);
+  ASSERT_EQ(cudaStreamEndCapture(queue, &graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&program, graph, 0), cudaSuccess);
+  for (int i = 1; i <= 3; ++i) {
+    ASSERT_EQ(cudaGraphLaunch(program, queue), cudaSuccess);
+    EXPECT_EQ(state->tokens(), 150 * i);  // waits
+    const Tensor replayed = stream.rows();
+    stream.append(plain, 0, 150);
+    EXPECT_EQ(first_difference(stream.rows(), 0, replayed), "") << "replay " << i;
+    EXPECT_EQ(saved(state), saved(plain)) << "replay " << i;
+  }
+  cudaGraphExecDestroy(program);
+  cudaGraphDestroy(graph);
   cudaStreamDestroy(queue);
 }
 

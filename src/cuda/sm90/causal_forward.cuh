@@ -87,9 +87,7 @@ __device__ inline void walk_keys(const CausalCall& causal, const CausalPiece& pi
   start(0);
   start(1);
   ChannelRows<kDim> state;
-  if (!piece.first) {
-    state.read(causal.before, piece.slot * call.heads_k + piece.head_k, dim, dim_v);
-  }
+  read_before(state, causal, piece);
   const float beta = scale_at(call.beta, piece.s, piece.head_k) * kLog2E;
   const float diag_scale = kLog2E * rsqrtf(static_cast<float>(dim));
   Largest largest;
@@ -157,11 +155,8 @@ __device__ inline void walk_keys(const CausalCall& causal, const CausalPiece& pi
     show_products();
     __syncthreads();
   }
-  bool good = largest.at_most(kLargestModerate / fabsf(beta));
-  if (piece.last && causal.saved.c != nullptr && piece.head % (call.heads / call.heads_k) == 0) {
-    good = save_state(causal.saved, piece, state, dim, dim_v) && good;
-  }
-  report_reach(causal, piece, good);
+  const bool reached = write_after(causal, piece, state);
+  report_reach(causal, piece, reached && largest.at_most(kLargestModerate / fabsf(beta)));
 }
 
 // The team of rows: Ea, the chunk's own keys, and o.
