@@ -16,6 +16,7 @@ struct Result {
   std::string kernel;
   int threads = 0;  // of the CPU; 0 on a device
   double median_ms = 0, p10_ms = 0, p90_ms = 0;
+  double first_ms = 0;  // on a device: the first call, from the host's side and until it was done
   Cost cost;
   // max(bytes / bandwidth, FLOPs / peak); on a device, whose arithmetic is no limit, bytes /
   // bandwidth. The ratio is the median over all samples of time over the floor by the peak or the

@@ -11,6 +11,7 @@ SPDX-License-Identifier: Apache-2.0
 import json
 import pathlib
 import re
+import statistics
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -126,6 +127,20 @@ def per_token(report):
     return lines + [f"| {tokens} | {number(ns)} | {ns / rows[0][1]:.2f} |" for tokens, ns in rows]
 
 
+def first_calls(report):
+    """What the first call of a problem takes, where that was measured."""
+    firsts = [(r["first_ms"], r["problem"]) for r in report["results"] if "first_ms" in r]
+    if not firsts:
+        return []
+    longest, problem = max(firsts)
+    middle = statistics.median(ms for ms, _ in firsts)
+    return [
+        "",
+        f"The first call of a problem, until it is done as the host sees it: {number(middle)} ms "
+        f"(median of all), at most {number(longest)} ms, `{problem}`.",
+    ]
+
+
 def machine_text(machine):
     if "device" in machine:
         text = (
@@ -156,7 +171,7 @@ def section(name, report):
     if peers - {OURS}:
         lines += ["", "Behind each peer its time over ours.", ""]
         lines += [f"- {peer}: {text}." for peer, text in PEERS.items() if peer in peers]
-    return lines + per_token(report)
+    return lines + first_calls(report) + per_token(report)
 
 
 def steps_section(name, report):

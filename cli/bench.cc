@@ -170,6 +170,7 @@ Json to_json(const Report& report) {
                        {"floor_ms", r.floor_ms},
                        {"ratio", r.ratio},
                        {"workspace_bytes", r.workspace_bytes}});
+    if (r.first_ms > 0) results.back()["first_ms"] = r.first_ms;
     if (r.manner.graph) results.back()["graph"] = true;
     if (r.manner.matched) results.back()["matched"] = true;
   }

@@ -69,6 +69,12 @@ class PageTest(unittest.TestCase):
         )
         self.assertIn("- torch-cudnn: softmax attention by cuDNN", text)
 
+    def test_first_calls(self):
+        first = [{**result(name, "lln", 6.0), "first_ms": ms} for name, ms in zip("pqr", (1, 9, 2))]
+        text = self.page_of([*first, result("p", "torch-sdpa", 60.0)])
+        self.assertIn("2.00 ms (median of all), at most 9.00 ms, `q`.", text)
+        self.assertNotIn("The first call", self.page_of([result("p", "lln", 6.0)]))
+
     def test_cost_per_token(self):
         text = self.page_of(
             [
