@@ -335,7 +335,8 @@ def modules(group: Group) -> None:
             torch.testing.assert_close(found, expected[:, tokens], rtol=0, atol=1e-5)
             expected.square().sum().backward()
             found.square().sum().backward()
-        torch.testing.assert_close(layer.running, whole.running, rtol=1e-12, atol=1e-12)
+        # Torch may round a projection of fewer rows otherwise.
+        torch.testing.assert_close(layer.running, whole.running, rtol=1e-6, atol=1e-6)
         for ours, theirs in zip(layer.parameters(), whole.parameters(), strict=True):
             dist.all_reduce(ours.grad, group=group)
             largest = theirs.grad.abs().max().item()
