@@ -127,12 +127,16 @@ class Sets {
                "cudaDeviceGetAttribute");
     const std::size_t wanted = (kCacheFactor * static_cast<std::size_t>(cache) + each - 1) / each;
     while (sets_.size() < std::min(wanted, kMostSets)) add();
+    workspace_ = memory.zeros(sets_.front()->needed_workspace());
+    for (const auto& set : sets_) set->use_workspace(workspace_);
   }
 
   void run_next() { sets_[next_++ % sets_.size()]->run(); }
   std::int64_t count() const { return static_cast<std::int64_t>(sets_.size()); }
+  std::size_t workspace_bytes() const { return workspace_.size(); }
 
  private:
+  std::span<std::byte> workspace_;
   std::vector<std::unique_ptr<ProblemData>> sets_;
   std::size_t next_ = 0;
 };
@@ -203,15 +207,13 @@ Result measure_on_device(const Problem& problem, double seconds, Manner manner) 
   result.problem = to_string(problem);
   result.kernel = explain(problem).chosen;
   result.cost = minimal_cost(problem);
-  result.workspace_bytes = workspace_bytes(problem);
   result.manner = manner;
   check_cuda(cudaSetDevice(problem.device.index), "cudaSetDevice");
   const Stream stream;
   DeviceTensors memory(problem.device);
   Copies copies(memory, stream.get());
-  Sets sets(problem, memory,
-            {.workspace = memory.zeros(result.workspace_bytes), .stream = stream.get()},
-            manner.matched);
+  Sets sets(problem, memory, {.stream = stream.get()}, manner.matched);
+  result.workspace_bytes = sets.workspace_bytes();
   stream.wait();
   Work work(sets, stream, manner.graph);
   result.first_ms = 1e3 * work.first_seconds();

@@ -46,6 +46,16 @@ void ProblemData::run() {
   if (problem_.op != Op::forward) backward();
 }
 
+std::size_t ProblemData::needed_workspace() const {
+  if (state_) return workspace_bytes(problem_, exec_);
+  std::size_t bytes = 0;
+  if (problem_.op != Op::backward) bytes = workspace_bytes(in_, out_, options_, exec_);
+  if (problem_.op != Op::forward) {
+    bytes = std::max(bytes, workspace_bytes(in_, grads_, options_, exec_));
+  }
+  return bytes;
+}
+
 void ProblemData::forward() {
   if (pair_.q.given()) match_moments(pair_, scales_, {}, matching_exec_);
   attention_forward(in_, out_, options_, exec_);

@@ -23,7 +23,7 @@ class ProblemData {
  public:
   // The keys of `masked` are all but a few at the end and the sequences of `packed` equally long:
   // the problem's cost is then that of the data. Calls are carried out as `exec` says, whose
-  // workspace is large enough.
+  // workspace is large enough, or with one that is given later.
   ProblemData(const Problem& problem, TensorMemory& memory, const Exec& exec, bool matched = false);
   ProblemData(const ProblemData&) = delete;
   ProblemData& operator=(const ProblemData&) = delete;
@@ -31,6 +31,10 @@ class ProblemData {
   // One call of the problem; for train, forward and then backward with what the forward saved; an
   // append is to an empty state, a step to what the steps before it left.
   void run();
+
+  // Of these calls; other calls of the problem may need more.
+  std::size_t needed_workspace() const;
+  void use_workspace(std::span<std::byte> workspace) { exec_.workspace = workspace; }
 
  private:
   void make_inputs(TensorMemory& memory);

@@ -136,7 +136,7 @@ void add_difficult_values(Table& table) {
 }
 
 // So many tokens that kernels cut a sequence into several pieces, whose sums are joined or, causal,
-// carried from piece to piece; 16-bit. The last one is without gradients of parameters, which go
+// carried from piece to piece; 16-bit. Causal ones are without gradients of parameters, which go
 // other ways.
 void add_pieces(Table& table) {
   table.add("bf16:cpu:b1h2k1n2300d8v16:lln");
@@ -144,7 +144,7 @@ void add_pieces(Table& table) {
   table.add("bf16:cpu:b1h1n4200d8:lln:causal", {.tensor_cores = true}, false);
   table.add("bf16:cpu:b1h1n4200d8:lln+diag64:causal", {.tensor_cores = true}, false);
   table.add("bf16:cpu:b1h2k1n6300d8v16:lln+diag64:causal:masked",
-            {.keys = KeyPattern::left_padding, .tensor_cores = true});
+            {.keys = KeyPattern::left_padding, .tensor_cores = true}, false);
 }
 
 // Heads as wide as models have them, in the 16-bit types, without gradients of parameters: what

@@ -23,6 +23,16 @@ AnyView rows_from(AnyView view, std::int64_t begin, std::int64_t count) {
   return view;
 }
 
+// Whether a kernel for appends takes a piece of so many tokens: some are for long ones alone.
+bool takes(Problem p, std::int64_t tokens, std::string_view kernel) {
+  p.op = tokens == 1 ? Op::step : Op::append;
+  p.tokens = p.tokens_k = tokens;
+  const Explanation found = explain(p);
+  return std::ranges::any_of(found.candidates, [&](const Explanation::Candidate& candidate) {
+    return candidate.kernel == kernel && candidate.refusal.empty();
+  });
+}
+
 }  // namespace
 
 OwnedState::OwnedState(const DecodeConfig& config, Device device, void* stream)
@@ -98,12 +108,12 @@ void decode_all(const Case& c, const Inputs& in, const CaseViews& views, const E
       piece.key_lengths.data = device_lengths->data();
     }
     const View rows = token_range(views.out.o, begin, count);
+    Exec own = exec;
+    if (!takes(c.problem, count, exec.kernel)) own.kernel = {};
     if (count == 1) {
-      Exec step = exec;
-      if (device.kind == DeviceKind::cuda) step.kernel = {};  // appends have kernels of their own
-      state->step(piece, rows, step);
+      state->step(piece, rows, own);
     } else {
-      state->append(piece, rows, exec);
+      state->append(piece, rows, own);
     }
     begin += count;
   }

@@ -118,9 +118,10 @@ bool uses_tensor_cores(const std::string& kernel) {
 }
 
 // Gradients of weights beside tensor-core kernels are sums over parts of o, which were stored.
-double rounded_terms(const Case& c, const TensorSet::Entry& entry) {
+double rounded_terms(const Case& c, const std::string& kernel, const TensorSet::Entry& entry) {
   const Problem& p = c.problem;
-  if (!c.weight_gradients || (entry.name != "dmix" && !entry.name.ends_with("_weight"))) {
+  if (!c.weight_gradients || !uses_tensor_cores(kernel) ||
+      (entry.name != "dmix" && !entry.name.ends_with("_weight"))) {
     return 0;
   }
   double elements = 1;
@@ -153,7 +154,7 @@ CaseResult judge(const Case& c, const Inputs& in, const Truth& truth, TensorSet&
     const Comparison comparison = compare(
         entry.name, entry.tensor, truth.reference.at(entry.name), truth.plain.values.at(entry.name),
         truth.plain.sizes.at(entry.name), truth.plain.exponent,
-        {operands, rounded_terms(c, entry), unit_roundoff(c.problem.dtype)});
+        {operands, rounded_terms(c, kernel, entry), unit_roundoff(c.problem.dtype)});
     result.text += (result.text.empty() ? "" : "\n") + to_string(comparison);
     result.worst = std::max(result.worst, comparison.ratio());
     if (!comparison.passed()) result.verdict = Verdict::failed;

@@ -260,15 +260,23 @@ Tensor LlnAttention::attend(const Tensor& q, const Tensor& k, const Tensor& v,
   return (once + share * (once - twice)).to(once.scalar_type());
 }
 
+bool LlnAttention::trains_on_device(const Tensor& x, const Context& context) {
+  return x.is_cuda() && context.pieces == nullptr && at::GradMode::is_enabled();
+}
+
 bool LlnAttention::scales_outside(const Tensor& x, const Context& context) const {
-  return matching_ == "learned" && x.is_cuda() && context.pieces == nullptr &&
-         at::GradMode::is_enabled();
+  return matching_ == "learned" && trains_on_device(x, context);
+}
+
+bool LlnAttention::weights_outside(const Tensor& x, const Context& context) const {
+  const bool by_channel = diag() == "learned" || diag() == "scales";
+  return by_channel && config().causal && trains_on_device(x, context);
 }
 
 Tensor LlnAttention::attend_both(const Projected& projected, const Tensor& x,
                                  const Tensor& key_mask, Context& context) {
   // Diag is of q and k as they are.
-  if (varied() || scales_outside(x, context)) {
+  if (varied() || scales_outside(x, context) || weights_outside(x, context)) {
     return ProjectedAttention::attend_both(projected, x, key_mask, context);
   }
   AttentionCall both = call(key_mask);

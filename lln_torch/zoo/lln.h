@@ -60,9 +60,12 @@ class LlnAttention : public ProjectedAttention {
   bool varied() const;
   // q and k as the map takes them.
   Projected mapped(const Projected& projected, const Tensor& key_mask) const;
-  // Whether the gradients of scales are torch's affair: on CUDA devices the core has them in its
-  // plain kernels alone, and calls without them run on tensor cores.
+  // Whether gradients of scales, and of weights by channel where causal, are torch's affair: on
+  // CUDA devices the core has them in its plain kernels alone, and calls without them run on tensor
+  // cores.
+  static bool trains_on_device(const Tensor& x, const Context& context);
   bool scales_outside(const Tensor& x, const Context& context) const;
+  bool weights_outside(const Tensor& x, const Context& context) const;
   // All of a call but the weights of the two parts.
   AttentionCall call(const Tensor& key_mask) const;
   // The call, on the whole sequence or on a piece of it, and a step of the running moments.

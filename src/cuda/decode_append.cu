@@ -100,12 +100,12 @@ __global__ void __launch_bounds__(kSetThreads)
   if (tokens <= 0 || l >= shape.d) return;
   const std::int64_t before = c.tokens[slot] + range.begin;
   const DecodeSlot own = shape.slot(c.state, slot);
-  ChannelSums all = load_channel(shape, own.all, l);
-  ChannelSums recent = load_channel(shape, own.recent, l);
+  ChannelSet all = load_channel(shape, own.all, l);
+  ChannelSet recent = load_channel(shape, own.recent, l);
   const std::int64_t each = piece_tokens(tokens);
   for (std::int64_t piece = 0; piece * each < tokens; ++piece) {
     const KeySet set = piece_sums(a, slot, piece);
-    const ChannelSums sums = load_channel(shape, set, l);
+    const ChannelSet sums = load_channel(shape, set, l);
     store_channel(shape, set, l, joined(all, recent));
     const std::int64_t size = min(each, tokens - piece * each);
     if ((before + piece * each) % kRecentTokens + size > kRecentTokens) {

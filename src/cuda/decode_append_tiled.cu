@@ -1,8 +1,8 @@
 // Appending a prompt by the causal walks on tensor cores. They have no reference exponents: the
-// sums so far go to them as s = sum 2^u and K = sum 2^u v, and come back as a set of keys. Before a
-// walk the kernels of decode_append.cu take the tokens up to the first border of diagonal blocks,
-// and behind it the slots that are out of its reach, which are flagged: exponents that are not
-// moderate, results that are not finite, few tokens.
+// sums so far go to them as s = sum 2^u and K = sum 2^u v, and those of the new tokens come back.
+// Before a walk the kernels of decode_append.cu take the tokens up to the first border of diagonal
+// blocks, and behind it the slots that are out of its reach, which are flagged: exponents that are
+// not moderate, results that are not finite, few tokens.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
@@ -16,13 +16,14 @@
 namespace lln::cuda {
 namespace {
 
-// Masses so far that products of the walks stay far from the ends of f32 with.
-constexpr float kLeastMass = 0x1p-100F, kMostMass = 0x1p72F;
+// Masses so far with which those of rows, sums over 128 channels of weights up to 2^48, stay inside
+// of f32.
+constexpr float kLeastMass = 0x1p-100F, kMostMass = 0x1p60F;
 constexpr float kLargestFinite = 3.4028235e38F;
 
 struct TiledAppend {
   DecodeCall call;
-  Partials given, after;  // of the walk
+  Partials given, own;    // of the walk
   DeviceSequence* table;  // of the walk; null: all sequences add all tokens
   std::uint32_t* flags;   // of the walk: whether any slot, and which, is out of reach
 };
@@ -47,7 +48,7 @@ __global__ void __launch_bounds__(kSetThreads)
   }
   if (l >= shape.d) return;
   const DecodeSlot own = shape.slot(c.state, slot);
-  const ChannelSums sums =
+  const ChannelSet sums =
       joined(load_channel(shape, own.all, l), load_channel(shape, own.recent, l));
   const float mass = sums.s == 0 ? 0 : sums.s * exp2f(sums.m);
   bool good = walk.end > 0 && (sums.s == 0 || (mass >= kLeastMass && mass <= kMostMass));
@@ -64,23 +65,24 @@ __global__ void __launch_bounds__(kSetThreads)
   if (!good) flag(a, slot);
 }
 
-// What the walk ended with becomes the set of all keys.
+// The tokens of the walk become the recent set; what there was becomes one.
 __global__ void __launch_bounds__(kSetThreads)
     append_take_kernel(const __grid_constant__ TiledAppend a) {
   const DecodeShape& shape = a.call.shape;
   const auto [slot, l] = find_channel(shape);
   if (l >= shape.d || a.flags[1 + slot] != 0) return;
-  const DecodeSlot own = shape.slot(a.call.state, slot);
-  const float mass = a.after.s[slot * shape.d + l], inverse = 1 / mass;
+  const DecodeSlot into = shape.slot(a.call.state, slot);
+  const float mass = a.own.s[slot * shape.d + l], inverse = 1 / mass;
   const int exponent = ilogbf(mass), column = 4 * (static_cast<int>(threadIdx.x) % 32);
-  ChannelSums sums{static_cast<float>(exponent), scalbnf(mass, -exponent), {}};
+  ChannelSet added{static_cast<float>(exponent), scalbnf(mass, -exponent), {}};
   if (column < shape.dv) {
     const float4 x =
-        *reinterpret_cast<const float4*>(a.after.values + (slot * shape.d + l) * shape.dv + column);
-    sums.values[0] = {x.x * inverse, x.y * inverse, x.z * inverse, x.w * inverse};
+        *reinterpret_cast<const float4*>(a.own.values + (slot * shape.d + l) * shape.dv + column);
+    added.values[0] = {x.x * inverse, x.y * inverse, x.z * inverse, x.w * inverse};
   }
-  store_channel(shape, own.all, l, sums);
-  store_channel(shape, own.recent, l, {kNoReference, 0, {}});
+  store_channel(shape, into.all, l,
+                joined(load_channel(shape, into.all, l), load_channel(shape, into.recent, l)));
+  store_channel(shape, into.recent, l, added);
 }
 
 // The walk is the causal forward pass of the same tensors. With blocks it has a table, because its
@@ -93,17 +95,10 @@ Problem walk_of(Problem p) {
 }
 
 Partials sums_of_slots(Layout& layout, const Problem& p) {
-  const std::int64_t slots = p.batch * p.heads_k;
-  Partials sums;
-  sums.s = layout.take<float>(slots * p.dim);
-  sums.values = layout.take<float>(slots * p.dim * p.dim_v);
-  return sums;
+  return take_partials(layout, p, p.batch * p.heads_k);
 }
 
-bool has_walk(const Problem& p) { return p.tokens_k >= kShortestWalk && p.tokens == p.tokens_k; }
-
 std::size_t bytes(const Problem& p, int) {
-  if (!has_walk(p)) return append_bytes(p);
   const Problem walk = walk_of(p);
   Layout layout(nullptr);
   sums_of_slots(layout, p);
@@ -112,12 +107,10 @@ std::size_t bytes(const Problem& p, int) {
                   causal_flag_bytes(walk) + append_bytes(p));
 }
 
-using Launch = void (*)(const CausalCall&, const CausalPlan&);
-
-template <Launch kForward>
+template <CausalLaunch kForward>
 void run(const Call& call) {
   const Problem& p = call.problem;
-  if (!has_walk(p) || !tiled_takes(call)) {
+  if (!tiled_takes(call)) {
     static const Kernel other = decode_append_kernels().back();
     return other.run(call);
   }
@@ -128,8 +121,8 @@ void run(const Call& call) {
   CausalCall& causal = work.causal;
   Layout layout(call.workspace + causal_scratch_bytes(walk.problem));
   causal.given = sums_of_slots(layout, p);
-  causal.after = sums_of_slots(layout, p);
-  const TiledAppend a{make_decode_call(call), causal.given, causal.after,
+  causal.own = sums_of_slots(layout, p);
+  const TiledAppend a{make_decode_call(call), causal.given, causal.own,
                       causal.call.sequences.table == nullptr ? nullptr : work.table, causal.flags};
   const LaunchShape shape{p.batch * p.heads_k * set_blocks(p.dim), kSetThreads, 0,
                           work.plan.stream};
@@ -144,8 +137,12 @@ void run(const Call& call) {
 
 template <std::string (*kRefusal)(const Problem&)>
 std::string refusal(const Problem& p) {
-  const std::string reason = kRefusal(walk_of(p));
-  return reason.empty() ? append_refusal(p) : reason;
+  if (std::string reason = kRefusal(walk_of(p)); !reason.empty()) return reason;
+  if (p.tokens == 0) return "is for appends with q";
+  if (p.tokens_k < kShortestWalk) {
+    return "takes " + std::to_string(kShortestWalk) + " tokens or more";
+  }
+  return append_refusal(p);
 }
 
 }  // namespace

@@ -26,13 +26,13 @@ __device__ inline SlotChannel find_channel(const DecodeShape& shape) {
 }
 
 // A channel of a set: its mass, and the columns 4 lane and 4 lane + 128 of its values.
-struct ChannelSums {
+struct ChannelSet {
   float m, s;
   float4 values[2];
 };
 
-__device__ inline ChannelSums load_channel(const DecodeShape& shape, const KeySet& set, int l) {
-  ChannelSums sums{set.m[l], set.s[l], {}};
+__device__ inline ChannelSet load_channel(const DecodeShape& shape, const KeySet& set, int l) {
+  ChannelSet sums{set.m[l], set.s[l], {}};
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -44,7 +44,7 @@ __device__ inline ChannelSums load_channel(const DecodeShape& shape, const KeySe
 }
 
 __device__ inline void store_channel(const DecodeShape& shape, const KeySet& set, int l,
-                                     const ChannelSums& sums) {
+                                     const ChannelSet& sums) {
   const int lane = threadIdx.x % 32;
   __syncwarp();  // all lanes have read what is overwritten
   if (lane == 0) {
@@ -59,9 +59,9 @@ __device__ inline void store_channel(const DecodeShape& shape, const KeySet& set
   }
 }
 
-__device__ inline ChannelSums joined(const ChannelSums& x, const ChannelSums& y) {
+__device__ inline ChannelSet joined(const ChannelSet& x, const ChannelSet& y) {
   const JoinedMass mass = join_mass<float>(x.m, x.s, y.m, y.s);
-  ChannelSums sums{mass.m, mass.s, {}};
+  ChannelSet sums{mass.m, mass.s, {}};
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const float4 &a = x.values[i], &b = y.values[i];

@@ -182,6 +182,7 @@ struct DeviceCall {
   Sequences sequences;
 };
 
+Rows rows_of(const ConstView& view);
 // Fills everything but the jobs and the table.
 DeviceCall make_device_call(const Call& call);
 bool needs_table(const Problem& problem);

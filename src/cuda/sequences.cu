@@ -263,10 +263,6 @@ __global__ void __launch_bounds__(kThreads) jobs_kernel(const JobTable jobs) {
 
 Indices indices(const IndexView& view) { return {view.data, view.wide}; }
 
-Rows rows(const ConstView& view) {
-  return {const_cast<void*>(view.data), view.stride[0], view.stride[1], view.stride[2]};
-}
-
 Scale scale(const ConstView& view) {
   return {static_cast<const float*>(view.data), view.stride[0], view.stride[1]};
 }
@@ -290,6 +286,10 @@ cudaError_t find_code(int& version) {
   return status;
 }
 
+Rows rows_of(const ConstView& view) {
+  return {const_cast<void*>(view.data), view.stride[0], view.stride[1], view.stride[2]};
+}
+
 DeviceCall make_device_call(const Call& call) {
   const Problem& p = call.problem;
   const AttentionInputs& in = call.in;
@@ -303,14 +303,14 @@ DeviceCall make_device_call(const Call& call) {
   device.diag_block = p.diag_block;
   device.feature = p.feature;
   device.power = p.power;
-  device.q = rows(in.q);
-  device.k = rows(in.k);
-  device.v = rows(in.v);
-  device.o = rows(call.out.o);
-  device.g = rows(call.grads.g);
-  device.dq = rows(call.grads.dq);
-  device.dk = rows(call.grads.dk);
-  device.dv = rows(call.grads.dv);
+  device.q = rows_of(in.q);
+  device.k = rows_of(in.k);
+  device.v = rows_of(in.v);
+  device.o = rows_of(call.out.o);
+  device.g = rows_of(call.grads.g);
+  device.dq = rows_of(call.grads.dq);
+  device.dk = rows_of(call.grads.dk);
+  device.dv = rows_of(call.grads.dv);
   device.alpha = scale(in.alpha);
   device.beta = scale(in.beta);
   const bool two = in.lln_weight.given();

@@ -75,11 +75,7 @@ std::int64_t flag_count(const Problem& p) { return 1 + p.sequences * p.heads_k; 
 bool has_pieces(const Problem& p) { return p.tokens > std::int64_t{1} << kCausalPieceLog2; }
 
 Partials partials(Layout& layout, const Problem& p, std::int64_t heads) {
-  const std::int64_t slots = ((p.batch * p.tokens >> kCausalPieceLog2) + 1) * heads;
-  Partials sums;
-  sums.s = layout.take<float>(slots * p.dim);
-  sums.values = layout.take<float>(slots * p.dim * p.dim_v);
-  return sums;
+  return take_partials(layout, p, ((p.batch * p.tokens >> kCausalPieceLog2) + 1) * heads);
 }
 
 // Pointers to scratch memory alone.
@@ -161,9 +157,7 @@ std::size_t call_bytes(const Call& call, int workers) {
   return takes_without_weights(call) ? bytes_with_weights(call.problem, own, workers) : own;
 }
 
-using Launch = void (*)(const CausalCall&, const CausalPlan&);
-
-template <Launch kForward, Launch kBackward>
+template <CausalLaunch kForward, CausalLaunch kBackward>
 void run(const Call& call) {
   const Problem& p = call.problem;
   if (takes_without_weights(call)) return run_with_weights(call, run<kForward, kBackward>);

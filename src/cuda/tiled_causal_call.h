@@ -17,9 +17,9 @@ inline constexpr Jobs kCausalJobs{kCausalPieceLog2, kCausalPieceLog2, kCausalPie
 struct CausalCall {
   DeviceCall call;
   StateView saved;  // (c, C) after the last token; no data: not asked for
-  // s and K of keys before the first token of each sequence, and with those of the sequence, in
-  // sequence times heads_k; no data: there are none, not asked for. Forward.
-  Partials given, after;
+  // Forward, in sequence times heads_k: s and K of keys before the first token of each sequence,
+  // which its rows see; and those of the sequence itself. No data: there are none, not asked for.
+  Partials given, own;
   // s and K of the keys before each piece but the first of a sequence, in CausalPiece::slot times
   // heads_k; null where every sequence is one piece.
   Partials before;

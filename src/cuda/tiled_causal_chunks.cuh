@@ -177,12 +177,14 @@ __device__ inline void add_chunk(ChannelRows<kDim>& rows, const unsigned char* x
 }
 
 // s as a right operand for left ones in natural order.
-template <int kDim>
-__device__ inline void write_mass(Bf16* vector, const ChannelRows<kDim>& rows) {
+template <int kDim, bool kGiven>
+__device__ inline void write_mass(Bf16* vector, const ChannelRows<kDim>& rows,
+                                  const GivenRows<kGiven>& given) {
   if ((threadIdx.x & 3) != 0) return;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    vector[rows.channel(half)] = __float2bfloat16_rn(rows.mass[2 * half]);
+    const int channel = rows.channel(half);
+    vector[channel] = __float2bfloat16_rn(given.plus_mass(channel, rows.mass[2 * half]));
   }
 }
 

@@ -6,11 +6,11 @@
 namespace lln::cuda {
 namespace {
 
-template <int kDim>
+template <int kDim, bool kGiven>
 void forward_of_width(const CausalCall& causal, const CausalPlan& plan) {
   if (plan.pieces) launch_before<kDim>(causal, plan);
-  const auto kernel =
-      causal.call.kind == Kind::lln ? causal_forward<kDim, false> : causal_forward<kDim, true>;
+  const auto kernel = causal.call.kind == Kind::lln ? causal_forward<kDim, false, kGiven>
+                                                    : causal_forward<kDim, true, kGiven>;
   launch("causal_forward", kernel, plan.jobs * causal.call.heads, CausalShape<kDim>::kThreads,
          CausalForwardShape<kDim>::kShared, plan.stream, causal);
 }
@@ -18,8 +18,13 @@ void forward_of_width(const CausalCall& causal, const CausalPlan& plan) {
 }  // namespace
 
 void launch_causal_forward(const CausalCall& causal, const CausalPlan& plan) {
-  if (plan.width == 64) return forward_of_width<64>(causal, plan);
-  forward_of_width<128>(causal, plan);
+  if (causal.given.s == nullptr) {
+    plan.width == 64 ? forward_of_width<64, false>(causal, plan)
+                     : forward_of_width<128, false>(causal, plan);
+  } else {
+    plan.width == 64 ? forward_of_width<64, true>(causal, plan)
+                     : forward_of_width<128, true>(causal, plan);
+  }
 }
 
 }  // namespace lln::cuda

@@ -49,7 +49,7 @@ __device__ inline void add_rows(float (&acc)[CausalShape<kDim>::kPart / 8][4], f
 }
 
 // One block per piece and query head; the heads of a group walk the same keys.
-template <int kDim, bool kDiag>
+template <int kDim, bool kDiag, bool kGiven>
 __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 3 : 1)
     causal_forward(const __grid_constant__ CausalCall causal) {
   using Shape = CausalForwardShape<kDim>;
@@ -82,7 +82,10 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 3 : 1)
     zero_rows_before(o, call.o.token, piece.sequence.key_first, dim_v);
   }
   ChannelRows<kDim> state;
-  read_before(state, causal, piece);
+  if (!piece.first) {
+    state.read(causal.before, piece.slot * call.heads_k + piece.head_k, dim, dim_v);
+  }
+  const GivenRows<kGiven> given(causal, piece);
   const float alpha = scale_at(call.alpha, piece.s, piece.head) * kLog2E;
   const float beta = scale_at(call.beta, piece.s, piece.head_k) * kLog2E;
   const CausalWeights weights(call, piece);
@@ -98,8 +101,8 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 3 : 1)
     const std::uint64_t valid = keys.valid(chunk * kChunk);
     if (keys.masked(valid)) clear_masked<kDim>(k_tile, v_tile, valid);
     write_exponentials<kDim>(eu_tile, k_tile, beta, valid, largest_k);
-    state.write_tile(state_tile);
-    write_mass(state_mass, state);
+    state.write_tile(state_tile, given);
+    write_mass(state_mass, state, given);
     RowOperand<kDim> ea;
     load_left<kDim>(ea, stage, first);
 #pragma unroll

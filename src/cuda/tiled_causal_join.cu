@@ -20,7 +20,6 @@ __device__ void add(float4& sum, const float4& x) {
 // A thread adds four neighbouring numbers of [s, K], or [T, G], over the pieces of a sequence.
 struct RunningSum {
   float* at;            // in slot 0
-  const float* given;   // in CausalCall::given, or null
   std::int64_t stride;  // of heads
   std::int64_t slot;    // of the sequence's first piece
   int pieces;
@@ -41,12 +40,8 @@ __device__ RunningSum find_sum(const CausalCall& causal, const Partials& sums, s
   sum.pieces = element < values + dim ? static_cast<int>((left - 1) >> kCausalPieceLog2) + 1 : 0;
   sum.slot = causal_slot(call, sequence, sequence.key_first);
   sum.stride = element < values ? values : dim;
-  const auto in_slot = [&](const Partials& partials, std::int64_t slot) {
-    const bool value = element < values;
-    return (value ? partials.values + element : partials.s + element - values) + slot * sum.stride;
-  };
-  sum.at = in_slot(sums, head);
-  sum.given = causal.given.s == nullptr ? nullptr : in_slot(causal.given, pair);
+  sum.at =
+      (element < values ? sums.values + element : sums.s + element - values) + head * sum.stride;
   return sum;
 }
 
@@ -55,9 +50,6 @@ __global__ void __launch_bounds__(kJoinThreads)
   const std::int64_t heads = causal.call.heads_k;
   const RunningSum sum = find_sum(causal, causal.before, heads);
   float4 total = {0, 0, 0, 0};
-  if (sum.pieces > 1 && sum.given != nullptr) {
-    total = *reinterpret_cast<const float4*>(sum.given);
-  }
   for (int piece = 1; piece < sum.pieces; piece += kAtOnce) {
     float4 own[kAtOnce];
 #pragma unroll

@@ -154,6 +154,37 @@ __device__ inline void store_natural(Bf16* rows, std::int64_t stride, int first,
   }
 }
 
+// CausalCall::given of a piece's head. It is added where rows read a state and not to the sums of
+// the walk: these would lose what is small beside it, in every call again.
+template <bool kGiven>
+struct GivenRows {
+  const float* s = nullptr;  // null: there are no keys
+  const float* values = nullptr;
+  int dim = 0, dim_v = 0;
+
+  GivenRows() = default;
+  __device__ GivenRows(const CausalCall& causal, const CausalPiece& piece)
+      : dim(static_cast<int>(causal.call.dim)), dim_v(static_cast<int>(causal.call.dim_v)) {
+    if constexpr (kGiven) {
+      const std::int64_t slot = piece.s * causal.call.heads_k + piece.head_k;
+      if (causal.given.s[slot * dim] == 0) return;  // a key has a mass in every channel
+      s = causal.given.s + slot * dim;
+      values = causal.given.values + slot * dim * dim_v;
+    }
+  }
+
+  __device__ float plus_mass(int channel, float x) const {
+    return kGiven && s != nullptr && channel < dim ? x + s[channel] : x;
+  }
+  // Columns 8 n + 2 t and the next.
+  __device__ float2 plus_values(int channel, int n, int t, float2 x) const {
+    if (!kGiven || s == nullptr || channel >= dim || 8 * n >= dim_v) return x;
+    const float2 y =
+        *reinterpret_cast<const float2*>(values + std::int64_t{channel} * dim_v + 8 * n + 2 * t);
+    return {x.x + y.x, x.y + y.y};
+  }
+};
+
 // A warp's 16 channels of a state: K and s, or G and T; lane (g, t) has channels g and g + 8.
 template <int kDim>
 struct ChannelRows {
@@ -209,31 +240,21 @@ struct ChannelRows {
   }
 
   // As a right operand: [channel, column of v].
-  __device__ void write_tile(unsigned char* tile) const {
+  template <bool kGiven = false>
+  __device__ void write_tile(unsigned char* tile, const GivenRows<kGiven>& given = {}) const {
     const int t = threadIdx.x & 3;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int n = 0; n < kDim / 8; ++n) {
+        const float2 x =
+            given.plus_values(channel(half), n, t, {values[n][2 * half], values[n][2 * half + 1]});
         *reinterpret_cast<std::uint32_t*>(tile + tile_offset<kDim>(channel(half), n) + 4 * t) =
-            pack<Bf16>(values[n][2 * half], values[n][2 * half + 1]);
+            pack<Bf16>(x.x, x.y);
       }
     }
   }
 };
-
-// s and K before the first token of a piece.
-template <int kDim>
-__device__ inline void read_before(ChannelRows<kDim>& rows, const CausalCall& causal,
-                                   const CausalPiece& piece) {
-  const DeviceCall& call = causal.call;
-  const auto dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
-  if (!piece.first) {
-    rows.read(causal.before, piece.slot * call.heads_k + piece.head_k, dim, dim_v);
-  } else if (causal.given.s != nullptr) {
-    rows.read(causal.given, piece.s * call.heads_k + piece.head_k, dim, dim_v);
-  }
-}
 
 // (c, C) after the last token. False where it is out of reach.
 template <int kDim>
@@ -270,8 +291,8 @@ __device__ inline bool write_after(const CausalCall& causal, const CausalPiece& 
   const auto dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
   if (!piece.last || piece.head % (call.heads / call.heads_k) != 0) return true;
   bool good = causal.saved.c == nullptr || save_state(causal.saved, piece, rows, dim, dim_v);
-  if (causal.after.s == nullptr) return good;
-  rows.write(causal.after, piece.s * call.heads_k + piece.head_k, dim, dim_v);
+  if (causal.own.s == nullptr) return good;
+  rows.write(causal.own, piece.s * call.heads_k + piece.head_k, dim, dim_v);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     good = good && rows.mass[2 * half] <= kLargestBf16;

@@ -47,14 +47,6 @@ StateView own_state(Layout& layout, const Problem& p) {
   return state;
 }
 
-Partials partials(Layout& layout, const Problem& p, std::int64_t slots, bool exponents) {
-  Partials sums;
-  if (exponents) sums.m = layout.take<float>(slots * p.dim);
-  sums.s = layout.take<float>(slots * p.dim);
-  sums.values = layout.take<float>(slots * p.dim * p.dim_v);
-  return sums;
-}
-
 struct TiledScratch {
   void* table = nullptr;
   StateView state, grads;
@@ -77,13 +69,13 @@ TiledScratch lay_out(const Problem& p, bool own_states, std::byte* base) {
     Layout with_keys = layout, with_rows = layout;
     const bool sums_keys = own_states || !backward;
     if (sums_keys && key_pieces_of(p, jobs) != 1) {
-      scratch.keys = partials(with_keys, p, key_job_limit(p, jobs) * p.heads_k, true);
+      scratch.keys = take_partials(with_keys, p, key_job_limit(p, jobs) * p.heads_k, true);
     }
     if (backward) {
       // The sums of the only piece are those of the sequence.
       const bool whole = !p.packed && row_jobs.count(p.tokens) == 1 && p.heads == p.heads_k;
       scratch.rows = whole ? Partials{nullptr, scratch.grads.c, scratch.grads.values}
-                           : partials(with_rows, p, row_job_limit(p, row_jobs) * p.heads, false);
+                           : take_partials(with_rows, p, row_job_limit(p, row_jobs) * p.heads);
     }
     layout = with_keys.bytes() > with_rows.bytes() ? with_keys : with_rows;
   }
@@ -112,6 +104,14 @@ bool aligned_state(const AttentionSaved& saved) {
 }
 
 }  // namespace
+
+Partials take_partials(Layout& layout, const Problem& p, std::int64_t slots, bool exponents) {
+  Partials sums;
+  if (exponents) sums.m = layout.take<float>(slots * p.dim);
+  sums.s = layout.take<float>(slots * p.dim);
+  sums.values = layout.take<float>(slots * p.dim * p.dim_v);
+  return sums;
+}
 
 StateView state_view(const AttentionSaved& saved) {
   return state_view(AttentionState{saved.key_lse, saved.channel_values});

@@ -31,6 +31,10 @@ class Layout {
   std::size_t bytes_ = 0;
 };
 
+// Sums in so many slots; `exponents`: with a reference each.
+Partials take_partials(Layout& layout, const Problem& p, std::int64_t slots,
+                       bool exponents = false);
+
 // A state, or the gradient of one, in memory of the caller. Kernels write those that the call gives
 // out alone: saved in the forward pass, dstate in the backward.
 StateView state_view(const AttentionSaved& saved);

@@ -17,7 +17,6 @@ constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
 constexpr int kRunRows = 256;  // of a block
 constexpr int kMostPairs = 4;  // of channels to a lane: 256 channels
-constexpr int kMostChannels = kMostPairs * 2 * kWarp;
 
 // The gradient of one weight, [1 or batch, 1 or heads, 1 or tokens, 1 or dim_v].
 struct WeightGradient {
@@ -27,12 +26,20 @@ struct WeightGradient {
   bool per_token;
 };
 
+constexpr unsigned kAll = 0xFFFFFFFFU;
+
+__device__ float warp_total(float x) {
+#pragma unroll
+  for (int step = kWarp / 2; step > 0; step /= 2) x += __shfl_xor_sync(kAll, x, step);
+  return x;
+}
+
 // What one part adds to it.
 struct PartDots {
   Rows g, part;
   std::int64_t batches, heads, tokens, runs;
   int dim_v;
-  float* sums;  // [batches, heads, runs, dim_v], where the weight is of all tokens
+  float* sums;  // [batches, heads, runs, to.channels], where the weight is of all tokens
   WeightGradient to;
   float sign;
   bool add;  // to what the other part has written
@@ -49,9 +56,6 @@ __device__ const std::uint32_t* row_of(const Rows& rows, std::int64_t b, std::in
                                                 n * rows.token);
 }
 
-// A row that sees no key is 0, whatever its gradient holds.
-__device__ float product(float g, float x) { return x == 0 ? 0 : g * x; }
-
 // A warp takes a row; a block the rows of one run.
 template <class T>
 __global__ void __launch_bounds__(kThreads) dot_parts(const __grid_constant__ PartDots d) {
@@ -66,47 +70,70 @@ __global__ void __launch_bounds__(kThreads) dot_parts(const __grid_constant__ Pa
   for (std::int64_t n = run * kRunRows + warp; n < end; n += kWarps) {
     const std::uint32_t* const g = row_of(d.g, b, h, n);
     const std::uint32_t* const part = row_of(d.part, b, h, n);
+    float2 x[kMostPairs] = {};
+    bool zero = true;
+#pragma unroll
+    for (int i = 0; i < kMostPairs; ++i) {
+      const int pair = lane + i * kWarp;
+      if (pair < pairs) x[i] = unpack<T>(part[pair]);
+      zero = zero && x[i].x == 0 && x[i].y == 0;
+    }
+    // A row that sees no key is 0, whatever its gradient holds.
+    const bool seen = __any_sync(kAll, !zero);
     float row = 0;
 #pragma unroll
     for (int i = 0; i < kMostPairs; ++i) {
       const int pair = lane + i * kWarp;
-      if (pair >= pairs) continue;
-      const float2 y = unpack<T>(g[pair]), x = unpack<T>(part[pair]);
-      const float2 both{product(y.x, x.x), product(y.y, x.y)};
+      if (pair >= pairs || !seen) continue;
+      const float2 y = unpack<T>(g[pair]);
+      const float2 both{y.x * x[i].x, y.y * x[i].y};
       row += both.x + both.y;
       sums[i].x += both.x;
       sums[i].y += both.y;
     }
     if (!d.to.per_token) continue;
-#pragma unroll
-    for (int step = kWarp / 2; step > 0; step /= 2) row += __shfl_xor_sync(0xFFFFFFFFU, row, step);
+    row = warp_total(row);
     if (lane == 0) d.write(b * d.to.batch + h * d.to.head + n * d.to.token, row);
   }
   if (d.to.per_token) return;
 #pragma unroll
   for (int i = 0; i < kMostPairs; ++i) shared[warp][lane + i * kWarp] = sums[i];
   __syncthreads();
-  if (static_cast<int>(threadIdx.x) >= pairs) return;
   float2 total{0, 0};
-  for (int w = 0; w < kWarps; ++w) {
+  for (int w = 0; w < kWarps && static_cast<int>(threadIdx.x) < pairs; ++w) {
     total.x += shared[w][threadIdx.x].x;
     total.y += shared[w][threadIdx.x].y;
   }
-  reinterpret_cast<float2*>(d.sums + std::int64_t{blockIdx.x} * d.dim_v)[threadIdx.x] = total;
+  float* const to = d.sums + std::int64_t{blockIdx.x} * d.to.channels;
+  if (d.to.channels > 1) {
+    if (static_cast<int>(threadIdx.x) < pairs) reinterpret_cast<float2*>(to)[threadIdx.x] = total;
+    return;
+  }
+  const float channels = warp_total(total.x + total.y);
+  __syncthreads();  // all have read what is overwritten
+  if (lane == 0) shared[0][warp].x = channels;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  float sum = 0;
+  for (int w = 0; w < kWarps; ++w) sum += shared[0][w].x;
+  *to = sum;
 }
+static_assert(kThreads >= kMostPairs * kWarp, "a thread for every pair of channels");
 
 // One element of the gradient to a block: the sums of all runs that share the weight, in the order
-// of their places.
+// of their places. There are fewer than blocks in a grid, so that 32 bits count them.
 __global__ void __launch_bounds__(kThreads) add_runs(const __grid_constant__ PartDots d) {
   __shared__ double shared[kThreads];
-  const std::int64_t c = blockIdx.x % d.to.channels, h = blockIdx.x / d.to.channels;
-  const std::int64_t heads = d.to.heads == 1 ? d.heads : 1;
-  const std::int64_t channels = d.to.channels == 1 ? d.dim_v : 1;
+  const auto channels = static_cast<std::uint32_t>(d.to.channels);
+  const auto runs = static_cast<std::uint32_t>(d.runs);
+  const auto heads = static_cast<std::uint32_t>(d.to.heads == 1 ? d.heads : 1);
+  const std::uint32_t c = blockIdx.x % channels, h = blockIdx.x / channels;
+  const auto count = static_cast<std::uint32_t>(d.batches) * heads * runs;
   double sum = 0;
-  for (std::int64_t i = threadIdx.x; i < d.batches * heads * d.runs * channels; i += kThreads) {
-    const std::int64_t run = i / channels % d.runs, head = i / channels / d.runs;
+  for (std::uint32_t i = threadIdx.x; i < count; i += kThreads) {
+    const std::uint32_t run = i % runs, head = i / runs;
     const std::int64_t at = (head / heads * d.heads + h + head % heads) * d.runs + run;
-    sum += static_cast<double>(d.sums[at * d.dim_v + c + i % channels]);
+    sum += static_cast<double>(d.sums[at * d.to.channels + c]);
   }
   shared[threadIdx.x] = sum;
   __syncthreads();
@@ -166,10 +193,6 @@ void run_part(const Call& call, Kind kind, const View& o, std::byte* workspace) 
   part.out = {.o = o};
   part.workspace = workspace;
   kernel_for(part.problem).run(part);
-}
-
-Rows rows_of(const ConstView& view) {
-  return {const_cast<void*>(view.data), view.stride[0], view.stride[1], view.stride[2]};
 }
 
 void launch_dots(const Call& call, Kind kind, const View& o, float* sums) {
@@ -241,6 +264,12 @@ void run_with_weights(const Call& call, void (*run)(const Call&)) {
                p.device,
                {p.batch, p.heads, p.tokens, p.dim_v},
                {batch, head, token, 1}};
+  // Kernels write no row of sequences whose cumulative lengths are wrong.
+  if (p.packed) {
+    const auto bytes = static_cast<std::size_t>(p.batch * batch) * size_of(p.dtype);
+    check(cudaMemsetAsync(scratch.part, 0, bytes, static_cast<cudaStream_t>(call.stream)),
+          "cudaMemsetAsync");
+  }
   for (const Kind kind : {Kind::lln, Kind::diag}) {
     if (!gradient_of(call, kind).given()) continue;
     run_part(call, kind, o, scratch.rest);

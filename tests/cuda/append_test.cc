@@ -1,6 +1,7 @@
 // Appending to a decode state on a device: the rows are those of the CPU's causal forward, in any
 // pieces, ragged, long, by every kernel, and replayed.
 // SPDX-License-Identifier: Apache-2.0
+#include <cmath>
 #include <limits>
 
 #include "decode_stream.h"
@@ -70,7 +71,8 @@ TEST_F(CudaAppend, AppendsGoFromKernelToKernel) {
       OwnedState state(stream.config, kDevice);
       std::int64_t begin = 0;
       for (const std::int64_t end : {128, 138, 256, 400, 500, 600}) {
-        stream.append(state, begin, end, true, {.kernel = kernel});
+        const bool walks = end - begin >= 64;
+        stream.append(state, begin, end, true, {.kernel = walks ? kernel : "cuda"});
         begin = end;
       }
       EXPECT_EQ(first_difference(stream.rows(), tolerance(stream), expected), "")
@@ -79,6 +81,7 @@ TEST_F(CudaAppend, AppendsGoFromKernelToKernel) {
       return stream.rows();
     };
     const Tensor plain = append_by("cuda");
+    ASSERT_FALSE(walks(problem).empty());
     for (const std::string& kernel : walks(problem)) {
       EXPECT_NE(first_difference(append_by(kernel), 0, plain), "") << kernel << " did not run";
     }
@@ -88,7 +91,12 @@ TEST_F(CudaAppend, AppendsGoFromKernelToKernel) {
 // Longer than what one block walks.
 TEST_F(CudaAppend, PromptsOfSeveralPiecesGoOnFromWhatIsThere) {
   constexpr const char* kProblem = "append:bf16:cpu:b1h2k1n9300d16:lln";
-  Stream stream(kProblem);
+  Stream stream(kProblem, [](Inputs& in) {  // what is left out is missed
+    in.v.for_each([&](auto b, auto h, auto n, auto channel) {
+      in.v.set(b, h, n, channel, in.v.get(b, h, n, channel) + (n < 4000 ? 3 : -3));
+    });
+  });
+  ASSERT_FALSE(walks(kProblem).empty());
   const Tensor expected = stream.causal_rows();
   for (const std::string& kernel : walks(kProblem)) {
     OwnedState state(stream.config, kDevice);
@@ -105,13 +113,24 @@ TEST_F(CudaAppend, PromptsOfSeveralPiecesGoOnFromWhatIsThere) {
   }
 }
 
+// What a state of so many sequences saves of one of them, but for its count of tokens.
+std::vector<std::byte> sums_of(OwnedState& state, std::size_t batch, std::size_t sequence) {
+  constexpr std::size_t kHead = 80, kCount = 8, kChecksum = 8;  // docs/decoding.md
+  const std::vector<std::byte> bytes = saved(state);
+  const std::size_t begin = kHead + batch * kCount;
+  const std::size_t each = (bytes.size() - begin - kChecksum) / batch;
+  const auto from = bytes.begin() + static_cast<std::ptrdiff_t>(begin + sequence * each);
+  return {from, from + static_cast<std::ptrdiff_t>(each)};
+}
+
 // A sequence gives the same bits alone and in a batch whose other sequences add more or fewer; here
 // all have 10 tokens already, which end inside of a block.
 TEST_F(CudaAppend, RaggedSequencesAreBitwiseThoseAlone) {
   for (const char* problem :
-       {"append:f32:cpu:b4h4k2n700d24:lln", "append:f32:cpu:b4h4k2n700d24:lln+diag24",
-        "append:bf16:cpu:b4h4k2n700d24:lln", "append:bf16:cpu:b4h4k2n700d64:lln+diag32"}) {
-    const std::vector<std::int32_t> lengths = {700, 3, 270, 0};
+       {"append:f32:cpu:b6h4k2n700d24:lln", "append:f32:cpu:b6h4k2n700d24:lln+diag24",
+        "append:bf16:cpu:b6h4k2n700d24:lln", "append:bf16:cpu:b6h4k2n700d64:lln+diag32"}) {
+    // Of 80 fewer than 64 lie behind the border of a block of 32.
+    const std::vector<std::int32_t> lengths = {700, 3, 270, 0, 40, 80};
     Stream stream(problem, [&](Inputs& in) {
       for (Tensor* tensor : {&in.q, &in.k, &in.v}) {
         tensor->for_each([&](auto b, auto h, auto n, auto channel) {
@@ -133,7 +152,7 @@ TEST_F(CudaAppend, RaggedSequencesAreBitwiseThoseAlone) {
 
     DecodeConfig one = stream.config;
     one.batch = 1;
-    for (std::int64_t b = 0; b < 4; ++b) {
+    for (std::int64_t b = 0; b < 6; ++b) {
       const std::int64_t length = lengths[static_cast<std::size_t>(b)];
       EXPECT_EQ(state->tokens(b), 10 + length);
       OwnedState alone(one, kDevice);
@@ -163,6 +182,7 @@ TEST_F(CudaAppend, RaggedSequencesAreBitwiseThoseAlone) {
                            }),
           "")
           << problem << ", sequence " << b;
+      EXPECT_EQ(sums_of(state, 6, b), sums_of(alone, 1, 0)) << problem << ", sequence " << b;
     }
   }
 }
@@ -181,6 +201,29 @@ TEST_F(CudaAppend, LengthsOutOfRangeAreReportedAndCut) {
   state.check_guards();
   EXPECT_EQ(state->tokens(0), 40);
   EXPECT_EQ(state->tokens(1), 0);
+}
+
+TEST_F(CudaAppend, NaNScaleStaysInItsHead) {
+  for (const char* problem :
+       {"append:bf16:cpu:b2h4k2n200d64:lln", "append:bf16:cpu:b2h4k2n200d64:lln+diag32"}) {
+    Case c = make_case(problem);
+    c.parameters = conformance::ParameterForm::sequence;
+    Stream whole(c), broken(c, [](Inputs&in) {
+      in.alpha.set(1, 2, 0, 0, std::numeric_limits<double>::quiet_NaN());
+    });
+    OwnedState state(whole.config, kDevice), other(broken.config, kDevice);
+    whole.append(state, 0, 200);
+    broken.append(other, 0, 200);
+    const Tensor& expected = whole.rows();
+    broken.rows().for_each([&](auto b, auto h, auto n, auto channel) {
+      const double found = broken.rows().get(b, h, n, channel);
+      if (b == 1 && h == 2) {
+        EXPECT_TRUE(std::isnan(found)) << problem;
+      } else if (b != 1 || h != 3) {  // which shares its keys, and may go with it to other kernels
+        EXPECT_EQ(found, expected.get(b, h, n, channel)) << problem << ", head " << h;
+      }
+    });
+  }
 }
 
 // Where the next border of a block is changes from replay to replay.

@@ -68,6 +68,30 @@ TEST_F(CudaErrors, CumulativeLengthsThatAreNotRight) {
   }
 }
 
+// Their sequences have no tokens, so that nothing adds to the gradients of what they share,
+// whatever the scratch memory held.
+TEST_F(CudaErrors, WrongCumulativeLengthsLeaveNoGradientOfWeights) {
+  for (const char* kind : {"lln+diag32", "lln+diag32:causal"}) {
+    Case c = make_case(std::string("backward:bf16:cpu:b1h2n90d64:") + kind + ":packed=3");
+    c.lengths = {50, 20, 20};
+    c.weights = conformance::WeightForm::head;
+    c.two_weights = true;  // what both parts hold goes away in dmix
+    c.weight_gradients = true;
+    Inputs in = conformance::make_inputs(c, c.problem.dtype);
+    in.cu_seqlens_q = in.cu_seqlens_k = {0, 50, 20, 90};
+    DeviceMemory scratch(kDevice, workspace_bytes(on_device(c.problem)));
+    scratch.write(std::vector<std::byte>(scratch.span().size(), std::byte{0x3F}));
+    const TensorSet found = run_on_device(c, in, {.workspace = scratch.span()});
+    for (const char* name : {"dlln_weight", "ddiag_weight"}) {
+      const Tensor& gradient = found.at(name);
+      gradient.for_each([&](auto b, auto h, auto n, auto channel) {
+        EXPECT_EQ(gradient.get(b, h, n, channel), 0) << kind << ", " << name << ", head " << h;
+      });
+    }
+    expect_reported("cu_seqlens_q does not start at 0");
+  }
+}
+
 TEST_F(CudaErrors, KeysCutUnlikeQueries) {
   Case c = make_case("forward:f32:cpu:b1h2n300d32:lln:causal:packed=3");
   c.lengths = {100, 100, 100};

@@ -63,7 +63,7 @@ __device__ inline void scores_made() {
 
 // The team of keys: Eu and the state. kNear: a warpgroup that also has the weights of the diagonal
 // block, of the next chunk like the exponentials.
-template <int kDim, bool kDiag, bool kNear>
+template <int kDim, bool kDiag, bool kNear, bool kGiven>
 __device__ inline void walk_keys(const CausalCall& causal, const CausalPiece& piece,
                                  const ForwardTiles<kDim>& tiles) {
   using Sizes = ForwardShape<kDim>;
@@ -87,7 +87,10 @@ __device__ inline void walk_keys(const CausalCall& causal, const CausalPiece& pi
   start(0);
   start(1);
   ChannelRows<kDim> state;
-  read_before(state, causal, piece);
+  if (!piece.first) {
+    state.read(causal.before, piece.slot * call.heads_k + piece.head_k, dim, dim_v);
+  }
+  const GivenRows<kGiven> given(causal, piece);
   const float beta = scale_at(call.beta, piece.s, piece.head_k) * kLog2E;
   const float diag_scale = kLog2E * rsqrtf(static_cast<float>(dim));
   Largest largest;
@@ -119,8 +122,8 @@ __device__ inline void walk_keys(const CausalCall& causal, const CausalPiece& pi
     scores_made<kDim, kNear>();
   }
   write_keys<kDim>(tiles.k(0), tiles.k(0), beta, valid, largest);
-  write_state(tiles.state(0), state);
-  write_mass(tiles.state_mass(0), state);
+  write_state(tiles.state(0), state, given);
+  write_mass(tiles.state_mass(0), state, given);
   show_products();
   __syncthreads();
   for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -148,8 +151,8 @@ __device__ inline void walk_keys(const CausalCall& causal, const CausalPiece& pi
     wait_products<0>();
     settle(state.values);
     settle(state.mass);
-    write_state(tiles.state(chunk + 1), state);
-    write_mass(tiles.state_mass(chunk + 1), state);
+    write_state(tiles.state(chunk + 1), state, given);
+    write_mass(tiles.state_mass(chunk + 1), state, given);
     copy_wait<0>();
     arrived(chunk + 2);
     show_products();
@@ -262,7 +265,7 @@ __device__ inline void walk_rows(const CausalCall& causal, const CausalPiece& pi
 }
 
 // One block per piece and query head; the heads of a group walk the same keys.
-template <int kDim, bool kDiag>
+template <int kDim, bool kDiag, bool kGiven>
 __global__ void __launch_bounds__(4 * kDim, kDim == 64 ? 2 : 1)
     causal_forward(const __grid_constant__ CausalCall causal) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -281,9 +284,9 @@ __global__ void __launch_bounds__(4 * kDim, kDim == 64 ? 2 : 1)
   if (team != 0) {
     walk_rows<kDim, kDiag>(causal, piece, tiles);
   } else if (kDim == 64 || !kDiag || warp_index() < 4) {
-    walk_keys<kDim, kDiag, kDiag>(causal, piece, tiles);
+    walk_keys<kDim, kDiag, kDiag, kGiven>(causal, piece, tiles);
   } else {
-    walk_keys<kDim, kDiag, false>(causal, piece, tiles);
+    walk_keys<kDim, kDiag, false, kGiven>(causal, piece, tiles);
   }
 #endif
 }

@@ -138,27 +138,31 @@ __device__ inline void write_left(unsigned char* tile, const std::uint32_t (&x)[
 }
 
 // K or G as an operand: [channel, column of v].
-template <int kDim>
-__device__ inline void write_state(unsigned char* tile, const ChannelRows<kDim>& rows) {
+template <int kDim, bool kGiven = false>
+__device__ inline void write_state(unsigned char* tile, const ChannelRows<kDim>& rows,
+                                   const GivenRows<kGiven>& given = {}) {
   const int t = threadIdx.x & 3;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n) {
+      const float2 x = given.plus_values(rows.channel(half), n, t,
+                                         {rows.values[n][2 * half], rows.values[n][2 * half + 1]});
       *reinterpret_cast<std::uint32_t*>(tile + panel_offset<kDim>(rows.channel(half), n) + 4 * t) =
-          pack<Bf16>(rows.values[n][2 * half], rows.values[n][2 * half + 1]);
+          pack<Bf16>(x.x, x.y);
     }
   }
 }
 
 // s as an operand of eight equal columns (Narrow).
-template <int kDim>
-__device__ inline void write_mass(unsigned char* vector, const ChannelRows<kDim>& rows) {
+template <int kDim, bool kGiven>
+__device__ inline void write_mass(unsigned char* vector, const ChannelRows<kDim>& rows,
+                                  const GivenRows<kGiven>& given) {
   const int t = threadIdx.x & 3;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int channel = rows.channel(half);
-    const Bf16 s = __float2bfloat16_rn(rows.mass[2 * half]);
+    const Bf16 s = __float2bfloat16_rn(given.plus_mass(channel, rows.mass[2 * half]));
     Bf16* const to = reinterpret_cast<Bf16*>(vector + channel / 8 * 128 + 32 * t) + channel % 8;
     to[0] = s;
     to[8] = s;
