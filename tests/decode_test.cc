@@ -320,7 +320,7 @@ TEST(Decode, KernelsCanBeForced) {
   const Case c = make_case("append:f32:cpu:b1h2n40d16:lln");
   const Inputs in = conformance::make_inputs(c, DType::f32);
   const Tensor expected = causal_rows(c, in);
-  EXPECT_EQ(kernel_names(Op::append), kernel_names(Op::step));
+  EXPECT_EQ(kernel_names(Op::append, DeviceKind::cpu), kernel_names(Op::step, DeviceKind::cpu));
   int taken = 0;
   for (const auto& candidate : explain(c.problem).candidates) {
     if (!candidate.refusal.empty()) continue;

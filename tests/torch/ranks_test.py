@@ -18,7 +18,7 @@ import unittest
 
 import small_training  # first: it makes the next ones findable
 from program import lln
-from rank_jobs import EXACT, SGD, Job, Ranks, settings
+from rank_jobs import EXACT, SGD, Job, Ranks, free_port, settings
 
 KILLS = 10
 TIMEOUT = 6  # seconds, --rank-timeout
@@ -247,7 +247,7 @@ class Environment(Ranks):
 
     def test_a_port_that_is_taken_and_ranks_that_do_not_come(self):
         with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
+            taken.bind(("127.0.0.1", free_port()))
             taken.listen()
             place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
                      "MASTER_PORT": str(taken.getsockname()[1])}
