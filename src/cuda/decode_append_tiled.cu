@@ -5,6 +5,7 @@
 // not moderate, results that are not finite, few tokens.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <limits>
 
 #include "cuda/decode.h"
 #include "cuda/decode_kernels.h"
@@ -19,7 +20,7 @@ namespace {
 // Masses so far with which those of rows, sums over 128 channels of weights up to 2^48, stay inside
 // of f32.
 constexpr float kLeastMass = 0x1p-100F, kMostMass = 0x1p60F;
-constexpr float kLargestFinite = 3.4028235e38F;
+constexpr float kLargestFinite = std::numeric_limits<float>::max();
 
 struct TiledAppend {
   DecodeCall call;

@@ -8,6 +8,7 @@
 
 #include "cuda/device.h"
 #include "cuda/device_call.h"
+#include "cuda/warp.cuh"
 #include "math/feature_map.h"
 #include "math/state.h"
 
@@ -40,7 +41,6 @@ inline DecodeCall make_decode_call(const Call& call) {
 #ifdef __CUDACC__
 
 inline constexpr float kLog2OfE = 1.4426950408889634F;
-inline constexpr unsigned kAllLanes = 0xFFFFFFFFU;
 
 // A number of any type as its bits: a load that no branch stands before, so that many are under way
 // at once. bits_number() makes f32 of it.
@@ -124,18 +124,6 @@ __device__ inline void zero_rows(const DecodeCall& c, std::int64_t sequence, std
       }
     }
   }
-}
-
-__device__ inline float warp_max(float x) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, step));
-  return x;
-}
-
-__device__ inline float warp_sum(float x) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);
-  return x;
 }
 
 #endif

@@ -16,12 +16,12 @@
 #include "cuda/device_call.h"
 #include "cuda/launch.h"
 #include "cuda/mma.cuh"
+#include "cuda/warp.cuh"
 
 namespace lln::cuda {
 namespace {
 
 constexpr int kUnderWay = 4;  // 16-byte vectors of a thread
-constexpr unsigned kAllLanes = 0xFFFFFFFFU;
 
 // Pieces of a sequence: small enough that one long head fills the device.
 constexpr Jobs kJobs{8, 9};

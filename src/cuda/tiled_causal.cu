@@ -1,13 +1,11 @@
-// The causal tiled family on the host: which calls it takes, how its scratch memory is laid out,
-// and what is launched. Its kernels have no reference exponents: heads whose exponents are not
-// moderate or whose results are not finite are flagged, and the plain kernels compute those again.
+// The causal tiled family on the host: which calls it takes and what is launched. Its kernels have
+// no reference exponents: heads whose exponents are not moderate or whose results are not finite
+// are flagged, and the plain kernels compute those again.
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/tiled_causal.h"
 
 #include <algorithm>
-#include <bit>
 
-#include "cuda/device.h"
 #include "cuda/plain.h"
 #include "cuda/sm90/causal.h"
 #include "cuda/tiled_causal_plan.h"
@@ -15,50 +13,6 @@
 #include "cuda/weight_gradients.h"
 
 namespace lln::cuda {
-namespace {
-
-constexpr std::int64_t kWidest = 128;
-
-int width_of(const Problem& p) { return std::max(p.dim, p.dim_v) <= 64 ? 64 : 128; }
-
-// Tiles of the wide kernels need the shared memory of the largest devices.
-std::string memory_refusal(const Problem& p) {
-  constexpr int kWideBytes = 200 * 1024, kNarrowBytes = 96 * 1024;
-  const int found = shared_memory(p.device.index);
-  const int needed = width_of(p) == 64 ? kNarrowBytes : kWideBytes;
-  if (found >= needed) return "";
-  return "needs " + std::to_string(needed) + " bytes of shared memory, the device has " +
-         std::to_string(found);
-}
-
-}  // namespace
-
-std::string tiled_causal_refusal(const Problem& p) {
-  if (p.device.kind != DeviceKind::cuda) return "is for tensors on CUDA devices";
-  if (p.dtype != DType::bf16) return "takes bf16 alone";
-  if (!p.causal) return "is for causal attention";
-  if (!p.has_lln()) return "takes kinds lln and lln+diag";
-  if (p.kind == Kind::lln_diag &&
-      (p.diag_block > kChunk || !std::has_single_bit(static_cast<std::uint64_t>(p.diag_block)))) {
-    return "takes diagonal blocks of powers of two up to " + std::to_string(kChunk);
-  }
-  if (p.feature != Feature::exp) return "takes the feature map exp alone";
-  if (p.dim % 8 != 0 || p.dim_v % 8 != 0) return "needs dim and dim_v in multiples of 8";
-  if (std::max(p.dim, p.dim_v) > kWidest) {
-    return "takes dim and dim_v up to " + std::to_string(kWidest);
-  }
-  const std::string device = device_refusal(p.device.index);
-  return device.empty() ? memory_refusal(p) : device;
-}
-
-std::string sm90_causal_refusal(const Problem& p) {
-  if (p.device.kind != DeviceKind::cuda) return "is for tensors on CUDA devices";
-  if (!has_sm90a_code(p.device.index)) {
-    return "needs compute capability 9.0 and a build with code for sm_90a";
-  }
-  return tiled_causal_refusal(p);
-}
-
 namespace {
 
 bool by_channel(const ConstView& weight) { return weight.given() && weight.shape[3] > 1; }
@@ -69,73 +23,6 @@ bool takes(const Call& call) {
   return !by_channel(call.in.mix) && !by_channel(call.in.lln_weight) &&
          !by_channel(call.in.diag_weight);
 }
-
-std::int64_t flag_count(const Problem& p) { return 1 + p.sequences * p.heads_k; }
-
-bool has_pieces(const Problem& p) { return p.tokens > std::int64_t{1} << kCausalPieceLog2; }
-
-Partials partials(Layout& layout, const Problem& p, std::int64_t heads) {
-  return take_partials(layout, p, ((p.batch * p.tokens >> kCausalPieceLog2) + 1) * heads);
-}
-
-// Pointers to scratch memory alone.
-CausalWork lay_out(const Problem& p, Layout& layout) {
-  CausalWork work;
-  CausalCall& causal = work.causal;
-  causal.flags = layout.take<std::uint32_t>(flag_count(p));
-  work.table = reinterpret_cast<DeviceSequence*>(
-      layout.take<std::byte>(static_cast<std::int64_t>(table_bytes(p))));
-  if (has_pieces(p)) causal.before = partials(layout, p, p.heads_k);
-  causal.rows = p.batch * p.tokens;
-  if (p.op == Op::backward) {
-    if (has_pieces(p)) causal.behind = partials(layout, p, p.heads);
-    causal.inverse = layout.take<float>(p.heads * causal.rows);
-    causal.delta = layout.take<float>(p.heads * causal.rows);
-    if (p.has_diag()) {
-      causal.diag_mass = layout.take<float>(p.heads * causal.rows);
-      causal.diag_delta = layout.take<float>(p.heads * causal.rows);
-      causal.diag_weight = layout.take<float>(p.heads * causal.rows);
-    }
-  }
-  return work;
-}
-
-}  // namespace
-
-std::size_t causal_flag_bytes(const Problem& p) {
-  Layout layout(nullptr);
-  layout.take<std::uint32_t>(flag_count(p));
-  return layout.bytes();
-}
-
-std::size_t causal_scratch_bytes(const Problem& p) {
-  Layout layout(nullptr);
-  lay_out(p, layout);
-  return layout.bytes();
-}
-
-CausalWork prepare_causal(const Call& call) {
-  const Problem& p = call.problem;
-  Layout layout(call.workspace);
-  CausalWork work = lay_out(p, layout);
-  CausalCall& causal = work.causal;
-  CausalPlan& plan = work.plan;
-  causal.call = make_device_call(call);
-  plan.stream = static_cast<cudaStream_t>(call.stream);
-  prepare_sequences(call, kCausalJobs, kCausalJobs, work.table, causal.call);
-  check(cudaMemsetAsync(causal.flags, 0, static_cast<std::size_t>(flag_count(p)) * 4, plan.stream),
-        "cudaMemsetAsync");
-  if (p.op == Op::forward && call.out.saved.key_lse.given()) {
-    causal.saved = state_view(call.out.saved);
-  }
-  if (p.has_diag()) causal.diag_log2 = std::countr_zero(static_cast<std::uint64_t>(p.diag_block));
-  plan.width = width_of(p);
-  plan.pieces = has_pieces(p);
-  plan.jobs = causal.call.sequences.q_job_limit;
-  return work;
-}
-
-namespace {
 
 std::size_t own_bytes(const Problem& p, int workers) {
   return std::max(causal_scratch_bytes(p),

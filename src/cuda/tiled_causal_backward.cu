@@ -21,13 +21,9 @@ void backward_of_width(const CausalCall& causal, const CausalPlan& plan) {
 }  // namespace
 
 void launch_causal_backward(const CausalCall& causal, const CausalPlan& plan) {
-  const bool diag = causal.call.kind == Kind::lln_diag;
-  if (plan.width == 64) {
-    return diag ? backward_of_width<64, true>(causal, plan)
-                : backward_of_width<64, false>(causal, plan);
-  }
-  return diag ? backward_of_width<128, true>(causal, plan)
-              : backward_of_width<128, false>(causal, plan);
+  launch_by_form(causal, plan,
+                 {{backward_of_width<64, false>, backward_of_width<64, true>},
+                  {backward_of_width<128, false>, backward_of_width<128, true>}});
 }
 
 }  // namespace lln::cuda

@@ -105,6 +105,7 @@ struct CausalPlan {
   cudaStream_t stream = nullptr;
 };
 
+using CausalLaunch = void (*)(const CausalCall&, const CausalPlan&);
 void launch_causal_forward(const CausalCall& causal, const CausalPlan& plan);
 void launch_causal_backward(const CausalCall& causal, const CausalPlan& plan);
 // Sums of pieces to sums of all pieces before each (keys), or of all behind each and of all query

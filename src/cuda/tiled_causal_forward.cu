@@ -6,11 +6,11 @@
 namespace lln::cuda {
 namespace {
 
-template <int kDim, bool kGiven>
+template <int kDim, bool kDiag>
 void forward_of_width(const CausalCall& causal, const CausalPlan& plan) {
   if (plan.pieces) launch_before<kDim>(causal, plan);
-  const auto kernel = causal.call.kind == Kind::lln ? causal_forward<kDim, false, kGiven>
-                                                    : causal_forward<kDim, true, kGiven>;
+  const auto kernel = causal.given.s == nullptr ? causal_forward<kDim, kDiag, false>
+                                                : causal_forward<kDim, kDiag, true>;
   launch("causal_forward", kernel, plan.jobs * causal.call.heads, CausalShape<kDim>::kThreads,
          CausalForwardShape<kDim>::kShared, plan.stream, causal);
 }
@@ -18,13 +18,9 @@ void forward_of_width(const CausalCall& causal, const CausalPlan& plan) {
 }  // namespace
 
 void launch_causal_forward(const CausalCall& causal, const CausalPlan& plan) {
-  if (causal.given.s == nullptr) {
-    plan.width == 64 ? forward_of_width<64, false>(causal, plan)
-                     : forward_of_width<128, false>(causal, plan);
-  } else {
-    plan.width == 64 ? forward_of_width<64, true>(causal, plan)
-                     : forward_of_width<128, true>(causal, plan);
-  }
+  launch_by_form(causal, plan,
+                 {{forward_of_width<64, false>, forward_of_width<64, true>},
+                  {forward_of_width<128, false>, forward_of_width<128, true>}});
 }
 
 }  // namespace lln::cuda

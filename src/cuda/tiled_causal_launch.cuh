@@ -1,5 +1,5 @@
-// The pass over keys that finds the state before every piece, where sequences have several: shared
-// by the forward and the backward walks.
+// What the launches of the forward and the backward walks share: the choice among their forms, and
+// the pass over keys that finds the state before every piece, where sequences have several.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -7,6 +7,13 @@
 #include "cuda/tiled_launch.cuh"
 
 namespace lln::cuda {
+
+// `launches`: of both widths, each without and with diagonal blocks.
+inline void launch_by_form(const CausalCall& causal, const CausalPlan& plan,
+                           const CausalLaunch (&launches)[2][2]) {
+  const int width = plan.width == 64 ? 0 : 1, diag = causal.call.kind == Kind::lln_diag ? 1 : 0;
+  launches[width][diag](causal, plan);
+}
 
 inline constexpr int kSumStages = 3;
 

@@ -11,8 +11,6 @@ namespace lln::cuda {
 std::string tiled_causal_refusal(const Problem& p);
 std::string sm90_causal_refusal(const Problem& p);
 
-using CausalLaunch = void (*)(const CausalCall&, const CausalPlan&);
-
 struct CausalWork {
   CausalCall causal;
   CausalPlan plan;

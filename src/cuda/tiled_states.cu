@@ -5,6 +5,7 @@
 #include "cuda/launch.h"
 #include "cuda/mma.cuh"
 #include "cuda/tiled_launch.h"
+#include "cuda/warp.cuh"
 
 namespace lln::cuda {
 namespace {
@@ -39,12 +40,6 @@ __device__ ChannelOf channel_of(const StateView& state, const Channel& at) {
 
 // c, which is -inf where there is no key and nothing else is read of the channel.
 __device__ float mass_of(float c) { return c == -INFINITY ? c : clamp_keep_nan(c); }
-
-__device__ float warp_sum(float x) {
-#pragma unroll
-  for (int step = kWarp / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xFFFFFFFFU, x, step);
-  return x;
-}
 
 __global__ void __launch_bounds__(kThreads)
     join_given(const __grid_constant__ TiledCall tiled, const bool has_keys) {

@@ -8,6 +8,7 @@
 #include "cuda/launch.h"
 #include "cuda/mma.cuh"
 #include "cuda/tiled_plan.h"
+#include "cuda/warp.cuh"
 
 namespace lln::cuda {
 namespace {
@@ -25,14 +26,6 @@ struct WeightGradient {
   std::int64_t heads, channels;              // 1: shared by all
   bool per_token;
 };
-
-constexpr unsigned kAll = 0xFFFFFFFFU;
-
-__device__ float warp_total(float x) {
-#pragma unroll
-  for (int step = kWarp / 2; step > 0; step /= 2) x += __shfl_xor_sync(kAll, x, step);
-  return x;
-}
 
 // What one part adds to it.
 struct PartDots {
@@ -79,7 +72,7 @@ __global__ void __launch_bounds__(kThreads) dot_parts(const __grid_constant__ Pa
       zero = zero && x[i].x == 0 && x[i].y == 0;
     }
     // A row that sees no key is 0, whatever its gradient holds.
-    const bool seen = __any_sync(kAll, !zero);
+    const bool seen = __any_sync(kAllLanes, !zero);
     float row = 0;
 #pragma unroll
     for (int i = 0; i < kMostPairs; ++i) {
@@ -92,7 +85,7 @@ __global__ void __launch_bounds__(kThreads) dot_parts(const __grid_constant__ Pa
       sums[i].y += both.y;
     }
     if (!d.to.per_token) continue;
-    row = warp_total(row);
+    row = warp_sum(row);
     if (lane == 0) d.write(b * d.to.batch + h * d.to.head + n * d.to.token, row);
   }
   if (d.to.per_token) return;
@@ -109,7 +102,7 @@ __global__ void __launch_bounds__(kThreads) dot_parts(const __grid_constant__ Pa
     if (static_cast<int>(threadIdx.x) < pairs) reinterpret_cast<float2*>(to)[threadIdx.x] = total;
     return;
   }
-  const float channels = warp_total(total.x + total.y);
+  const float channels = warp_sum(total.x + total.y);
   __syncthreads();  // all have read what is overwritten
   if (lane == 0) shared[0][warp].x = channels;
   __syncthreads();

@@ -316,6 +316,20 @@ TEST_F(OnDevice, VariantsOfLlnAreThoseOfTheCpu) {
   }
 }
 
+// Causal, torch mixes weights by channel there, and the core on the CPU.
+TEST_F(OnDevice, CausalWeightsThatLearnAreThoseOfTheCpu) {
+  const AttentionConfig config = config_alone({"lln+diag", true});
+  const Tensor x = random_tokens(3, 131, config.dim), weights = at::randn_like(x);
+  for (const char* variant : {"diag=\"learned\"", "diag=\"scales\"", "diag=\"gate\""}) {
+    SCOPED_TRACE(variant);
+    const auto expected = zoo_results(config, x, {}, weights, torch::kCPU, variant);
+    const auto found = zoo_results(config, x, {}, weights, kDevice, variant);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      expect_near(found[i], expected[i], 1e-3, "result " + std::to_string(i));
+    }
+  }
+}
+
 class TrainOnDevice : public OnDevice {
  protected:
   // Settings of a small training on random tokens, and its losses, step by step.
