@@ -1,13 +1,12 @@
 // The kernels that take a decode state token by token: a step, a read, and an append of few tokens.
 // A block has a slot of the state to itself.
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/decode_step.cuh"
-
 #include <algorithm>
 
 #include "cuda/decode.h"
 #include "cuda/decode_kernels.h"
-#include "cuda/instructions.cuh"
+#include "cuda/decode_step.cuh"
+#include "cuda/decode_step_columns.cuh"
 #include "cuda/launch.h"
 
 namespace lln::cuda {
@@ -18,18 +17,6 @@ constexpr int kManyRows = 4;
 // Blocks that share a multiprocessor: 80 registers a thread, or 128.
 template <int kRows>
 constexpr int kBlocks = kRows == 1 ? 3 : 2;
-
-// The sums of the slots that blocks after the first `resident` ones take begin their way to the
-// second-level cache at once: memory has no pause while blocks change.
-__device__ void prefetch_later_slots(const DecodeCall& c, unsigned resident) {
-  if (blockIdx.x >= resident || threadIdx.x > 1) return;
-  const auto bytes = static_cast<unsigned>(c.shape.d * c.shape.dvp * sizeof(float));
-  for (unsigned later = blockIdx.x + resident; later < gridDim.x; later += resident) {
-    const DecodeSlot slot = c.shape.slot(c.state, later);
-    const float* const values = threadIdx.x == 0 ? slot.all.values : slot.recent.values;
-    prefetch_l2(values, bytes);
-  }
-}
 
 // Sequences that add more than `most` tokens are left to the kernels of decode_append.cu.
 template <int kRows, bool kBlock>
@@ -86,9 +73,26 @@ void launch_read(const DecodeCall& c, std::int64_t slots, cudaStream_t stream) {
          static_cast<unsigned>(tiles), static_cast<unsigned>(heads));
 }
 
+void step_columns(const Call& call) {
+  const Problem& p = call.problem;
+  const DecodeCall c = make_decode_call(call);
+  const auto kernel = p.dim <= 32    ? decode_step_columns<1>
+                      : p.dim <= 64  ? decode_step_columns<2>
+                      : p.dim <= 128 ? decode_step_columns<4>
+                                     : decode_step_columns<8>;
+  const int warps = static_cast<int>(c.shape.dvp) / kWarpColumns;
+  const int resident = multiprocessors(p.device.index) * (kMostColumnWarps / warps);
+  launch("decode_step_columns", kernel,
+         LaunchShape{p.batch * p.heads_k, 32 * warps, 0, static_cast<cudaStream_t>(call.stream),
+                     true},
+         c, static_cast<unsigned>(resident));
+}
+
 void run_step(const Call& call) {
   const Problem& p = call.problem;
-  if (p.tokens_k > 0) return append_few(call, 1);
+  if (p.tokens_k > 0) {
+    return p.heads == p.heads_k && !p.has_diag() ? step_columns(call) : append_few(call, 1);
+  }
   const DecodeCall c = make_decode_call(call);
   const auto stream = static_cast<cudaStream_t>(call.stream);
   const bool one = p.heads / p.heads_k * p.tokens == 1;

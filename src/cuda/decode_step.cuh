@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cuda/decode_call.cuh"
+#include "cuda/instructions.cuh"
 
 namespace lln::cuda {
 
@@ -54,6 +55,29 @@ __device__ inline float blend(float c, float v, float share) {
 __device__ inline float4 blend(const float4& c, const float4& v, float share) {
   return {blend(c.x, v.x, share), blend(c.y, v.y, share), blend(c.z, v.z, share),
           blend(c.w, v.w, share)};
+}
+
+// A key with exponent u joins the mass (m, s) of a channel; its share of the new mass.
+__device__ inline float add_key(float& m, float& s, float u) {
+  if (u > m + kReferenceSlack) {
+    s *= exp2f(m - u);
+    m = u;
+  }
+  const float e = exp2f(u - m);
+  s += e;
+  return e / s;
+}
+
+// The sums of the slots that blocks after the first `resident` ones take begin their way to the
+// second-level cache at once: memory has no pause while blocks change.
+__device__ inline void prefetch_later_slots(const DecodeCall& c, unsigned resident) {
+  if (blockIdx.x >= resident || threadIdx.x > 1) return;
+  const auto bytes = static_cast<unsigned>(c.shape.d * c.shape.dvp * sizeof(float));
+  for (unsigned later = blockIdx.x + resident; later < gridDim.x; later += resident) {
+    const DecodeSlot slot = c.shape.slot(c.state, later);
+    const float* const values = threadIdx.x == 0 ? slot.all.values : slot.recent.values;
+    prefetch_l2(values, bytes);
+  }
 }
 
 // kBlock: there is a diagonal part.
@@ -212,14 +236,8 @@ class StepHead {
       sh_.second[threadIdx.x] = joined.second;
     }
     const float x = bits_number(token.key, c_.call.dtype);
-    const float u = exponent(c_.call, token.beta, x);
-    if (u > recent_.m + kReferenceSlack) {
-      recent_.s *= exp2f(recent_.m - u);
-      recent_.m = u;
-    }
-    const float e = exp2f(u - recent_.m);
-    recent_.s += e;
-    sh_.share[threadIdx.x] = e / recent_.s;
+    sh_.share[threadIdx.x] =
+        add_key(recent_.m, recent_.s, exponent(c_.call, token.beta, x));
     if constexpr (kBlock) slot_.block_k[block_keys_ * c_.shape.dp + threadIdx.x] = x;
   }
 

@@ -123,20 +123,44 @@ TEST_F(CudaDecode, StatesTravelBetweenCpuAndDevice) {
   }
 }
 
+// Heads that share no keys step by kernels of their own, one for each number of channels that a lane
+// has; over the token at which recent sums join the others.
+TEST_F(CudaDecode, StepsOfEveryWidth) {
+  for (const char* problem :
+       {"append:f32:cpu:b1h2n262d5v3:lln", "append:bf16:cpu:b2h1n262d32v64:lln",
+        "append:bf16:cpu:b1h2n262d64:lln", "append:f16:cpu:b1h2n262d52v100:lln",
+        "append:bf16:cpu:b1h1n262d128:lln", "append:f32:cpu:b1h1n262d100v40:lln",
+        "append:f32:cpu:b1h1n262d256:lln", "append:bf16:cpu:b1h1n262d200v250:lln"}) {
+    Stream stream(problem);
+    OwnedState state(stream.config, kDevice);
+    for (std::int64_t n = 0; n < stream.c.problem.tokens; ++n) stream.append(state, n, n + 1);
+    const Tensor expected = stream.causal_rows();
+    EXPECT_EQ(first_difference(stream.rows(), tolerance(stream),
+                               [&](auto b, auto h, auto n, auto channel) {
+                                 return std::optional(expected.get(b, h, n, channel));
+                               }),
+              "")
+        << problem;
+    state.check_guards();
+  }
+}
+
 // One captured step, replayed: the counts are on the device, so that it goes on, over the token at
 // which recent sums join the others and over the borders of blocks.
 TEST_F(CudaDecode, ReplayedStepsGoOn) {
   cudaStream_t queue = nullptr;
   ASSERT_EQ(cudaStreamCreate(&queue), cudaSuccess);
-  for (const char* kind : {"lln", "lln+diag48"}) {
-    Stream stream((std::string("append:f32:cpu:b2h4k2n560d16:") + kind).c_str());
+  for (const char* kind : {"h4k2n560d16:lln", "h4k2n560d16:lln+diag48", "h2n560d16:lln"}) {
+    Stream stream((std::string("append:f32:cpu:b2") + kind).c_str());
+    const Problem& p = stream.c.problem;
     const AttentionInputs all = stream.views().in;
     OwnedState state(stream.config, kDevice, queue), plain(stream.config, kDevice);
     // The token of a step lies where the graph expects it; rows come from the same place.
     const auto token_tensor = [](std::int64_t heads) {
       return Tensor(DType::f32, {2, heads, 1, 16});
     };
-    Tensor q = token_tensor(4), k = token_tensor(2), v = token_tensor(2), o = token_tensor(4);
+    Tensor q = token_tensor(p.heads), k = token_tensor(p.heads_k), v = token_tensor(p.heads_k);
+    Tensor o = token_tensor(p.heads);
     std::vector<std::unique_ptr<DeviceMemory>> memory;
     const auto on_device = [&](Tensor& tensor) {
       memory.push_back(std::make_unique<DeviceMemory>(kDevice, tensor.bytes().size()));

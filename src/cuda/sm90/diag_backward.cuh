@@ -123,14 +123,15 @@ __global__ void __launch_bounds__(DiagBackwardShape<kDim>::kThreads, 1)
       s = at.s;
       head_k = at.head_k;
       own.beta = scale_at(call.beta, s, head_k);
+      const PanelFill<kDim, Shape::kConsumers> values(tiled.state.values_at(s, head_k),
+                                                      tiled.state.row, dim, dim_v);
       meet(kAllMeet, Shape::kConsumers);
-      const int thread = static_cast<int>(threadIdx.x);
-      own.taken_out = fill_exponents<Bf16, kDim>(shared.exponents, tiled.state.c_at(s, head_k), dim,
-                                                 thread, Shape::kConsumers, kAllMeet);
-      fill_panels<kDim, Shape::kConsumers>(shared.operand, tiled.state.values_at(s, head_k),
-                                           tiled.state.row, dim, dim_v, thread,
-                                           [](int) { return 1.0F; });
-      own.folded = fill_gradients<kDim, Shape::kConsumers>(shared.sums, shared.vectors, tiled, at);
+      own.taken_out =
+          fill_exponents<Bf16, kDim>(shared.exponents, tiled.state.c_at(s, head_k), dim,
+                                     static_cast<int>(threadIdx.x), Shape::kConsumers, kAllMeet);
+      values.write(shared.operand, [](int) { return 1.0F; });
+      own.folded =
+          fill_gradients<kDim, Shape::kConsumers>(shared.sums, shared.vectors, tiled, s, head_k);
     }
     if (before_mine-- > 0) continue;
     before_mine = Shape::kTeams - 1;

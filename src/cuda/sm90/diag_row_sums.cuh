@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, 1)
   LLN_DYNAMIC_SHARED(memory);
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
   const DeviceCall& call = tiled.call;
-  if (threadIdx.x == 0) shared.ring.init(Shape::kParts);
+  if (threadIdx.x == 0) init_barriers<kDim>(shared);
   __syncthreads();
   if (threadIdx.x >= Shape::kConsumers) {
     give_registers<kProducerRegisters>();
@@ -59,19 +59,19 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, 1)
   const int part = own.part, first = own.first;
   const int row_of_lane = first + (static_cast<int>(threadIdx.x) & 31) / 4;
   RingPlace<Shape::kSlots, Shape::kTeams> ring{own.team};
+  std::uint32_t summed = 0;  // parity of the pieces
   for (std::uint32_t item = blockIdx.x; item < items; item += gridDim.x) {
     const RowPiece piece = find_rows(call, item);
     if (piece.s < 0) continue;
     own.alpha = scale_at(call.alpha, piece.s, piece.head);
     const RowFactor weight = row_factor(call.lln_weight, piece.sequence, piece.head);
+    const PanelFill<kDim, Shape::kConsumers> values(tiled.state.values_at(piece.s, piece.head_k),
+                                                    tiled.state.row, dim, dim_v);
     meet(kAllMeet, Shape::kConsumers);
-    const int thread = static_cast<int>(threadIdx.x);
     own.taken_out =
         fill_exponents<Bf16, kDim>(shared.exponents, tiled.state.c_at(piece.s, piece.head_k), dim,
-                                   thread, Shape::kConsumers, kAllMeet);
-    fill_panels<kDim, Shape::kConsumers>(
-        shared.operand, tiled.state.values_at(piece.s, piece.head_k), tiled.state.row, dim, dim_v,
-        thread, [](int) { return 1.0F; });
+                                   static_cast<int>(threadIdx.x), Shape::kConsumers, kAllMeet);
+    values.write(shared.operand, [](int) { return 1.0F; });
     show_products();
     meet(kAllMeet, Shape::kConsumers);
 
@@ -140,7 +140,8 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, 1)
     settle(t);
     meet(kGroupMeets + group, 128);
     if (elected && leaving >= 0) arrive(shared.ring.empty[leaving]);
-    add_teams<kDim>(dc, t, shared);
+    add_teams<kDim>(dc, t, shared, summed);
+    summed ^= 1;
     if (own.team == 0) write_row_sums<kDim>(tiled, dc, t, shared.exponents.w, item);
   }
 #endif

@@ -104,14 +104,14 @@ __global__ void __launch_bounds__(DiagRowsShape<kDim>::kThreads, 1)
       s = at.s;
       head = at.head;
       scale = scale_at(call.alpha, s, head) * kLog2E;
+      const PanelFill<kDim, Shape::kConsumers> values(tiled.state.values_at(s, at.head_k),
+                                                      tiled.state.row, dim, dim_v);
       meet(1, Shape::kConsumers);
-      const int thread = static_cast<int>(threadIdx.x);
-      taken_out = fill_exponents<Bf16, kDim>(shared.exponents, tiled.state.c_at(s, at.head_k), dim,
-                                             thread, Shape::kConsumers, 1);
+      taken_out =
+          fill_exponents<Bf16, kDim>(shared.exponents, tiled.state.c_at(s, at.head_k), dim,
+                                     static_cast<int>(threadIdx.x), Shape::kConsumers, 1);
       const float less = exp2f(-kHeadroom<Bf16>);
-      fill_panels<kDim, Shape::kConsumers>(shared.operand, tiled.state.values_at(s, at.head_k),
-                                           tiled.state.row, dim, dim_v, thread,
-                                           [&](int l) { return shared.exponents.w[l] * less; });
+      values.write(shared.operand, [&](int l) { return shared.exponents.w[l] * less; });
       show_products();
       meet(1, Shape::kConsumers);
     }

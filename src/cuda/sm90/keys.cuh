@@ -21,7 +21,19 @@ struct KeysShape {
   static constexpr int kTileBytes = kTileRows * kDim * 2;
   static constexpr int kSlots = kDim == 64 ? 9 : 5;
   static_assert(kSlots % kTeams == 0);  // RingPlace
-  using TeamSums = float[kTeams > 1 ? kTeams - 1 : 1][kTeams > 1 ? kDim / 2 + 4 : 1][128];
+  // Sums of the teams but the first, on their way to it: a number of each thread behind each other.
+  struct TeamSums {
+    float numbers[kTeams > 1 ? kTeams - 1 : 1][kTeams > 1 ? kDim / 2 + 2 : 1][128];
+    Barrier written, read;
+
+    // By one thread; RingBarriers::init() must follow.
+    __device__ void init() {
+      if constexpr (kTeams > 1) {
+        barrier_init(written, 128 * (kTeams - 1));
+        barrier_init(read, 128);
+      }
+    }
+  };
   struct alignas(1024) Shared {
     unsigned char tiles[kSlots][2][kTileBytes];  // k, v
     TeamSums sums;
@@ -171,30 +183,34 @@ __device__ inline void add_tile(PlainSums<kDim>& sums, std::uint32_t (&a)[4][4],
   add_products(sums, a, v_tile);
 }
 
-// The sums of all teams in those of the first one, through shared memory.
+// The sums of all teams in those of the first one. Neither side waits where it need not: the others
+// are in the next piece while the first team adds and writes. `parity` of the pieces that were
+// summed before.
 template <int kDim>
-__device__ inline void add_teams(PlainSums<kDim>& sums,
-                                 typename KeysShape<kDim>::TeamSums& passed) {
+__device__ inline void add_teams(PlainSums<kDim>& sums, typename KeysShape<kDim>::TeamSums& passed,
+                                 std::uint32_t parity) {
   using Shape = KeysShape<kDim>;
   if constexpr (Shape::kTeams > 1) {
     const int team = static_cast<int>(threadIdx.x) / 128, thread = threadIdx.x & 127;
-    meet(1, Shape::kConsumers);  // the first team has read those of the piece before
     if (team > 0) {
-      auto& own = passed[team - 1];
+      wait(passed.read, parity ^ 1);
+      auto& own = passed.numbers[team - 1];
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) own[i][thread] = sums.values[i / 4][i % 4];
       own[kDim / 2][thread] = sums.s[0];
       own[kDim / 2 + 1][thread] = sums.s[2];
+      arrive(passed.written);
+      return;
     }
-    meet(1, Shape::kConsumers);
-    if (team > 0) return;
+    wait(passed.written, parity);
     for (int other = 0; other < Shape::kTeams - 1; ++other) {
-      const auto& theirs = passed[other];
+      const auto& theirs = passed.numbers[other];
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) sums.values[i / 4][i % 4] += theirs[i][thread];
       sums.s[0] += theirs[kDim / 2][thread];
       sums.s[2] += theirs[kDim / 2 + 1][thread];
     }
+    arrive(passed.read);
   }
 }
 
@@ -223,7 +239,10 @@ __global__ void __launch_bounds__(KeysShape<kDim>::kThreads, 1)
   LLN_DYNAMIC_SHARED(memory);
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
   const DeviceCall& call = tiled.call;
-  if (threadIdx.x == 0) shared.ring.init(Shape::kParts);
+  if (threadIdx.x == 0) {
+    shared.sums.init();
+    shared.ring.init(Shape::kParts);
+  }
   __syncthreads();
   wait_for_previous();
   let_next_start();
@@ -257,6 +276,7 @@ __global__ void __launch_bounds__(KeysShape<kDim>::kThreads, 1)
   const int part = group % Shape::kParts, team = group / Shape::kParts;
   const bool elected = (threadIdx.x & 127) == 0;
   RingPlace<Shape::kSlots, Shape::kTeams> ring{team};
+  std::uint32_t summed = 0;  // parity of the pieces
   for (std::uint32_t item = blockIdx.x; item < items; item += gridDim.x) {
     const KeyPiecePlace piece = key_piece(tiled, item);
     if (piece.tile.s < 0) continue;
@@ -293,7 +313,8 @@ __global__ void __launch_bounds__(KeysShape<kDim>::kThreads, 1)
       if (round + 1 < rounds) add(a[1]);
     }
     release();
-    add_teams<kDim>(sums, shared.sums);
+    add_teams<kDim>(sums, shared.sums, summed);
+    summed ^= 1;
     if (team == 0) write_piece(tiled, sums, piece, scale, whole);
   }
 #endif

@@ -103,13 +103,16 @@ __device__ inline void key_weights(std::uint32_t (&k)[kSteps][4], const float* a
 }
 
 // dC, t and what c folds into them, for one sequence and key head; whether c was folded. By
-// kThreads threads, which meet at barrier 1.
+// kThreads threads, which meet at barrier 1: first, when all have read what is written over.
 template <int kDim, int kThreads>
 __device__ inline bool fill_gradients(unsigned char* operand, KeyVectors<kDim>& vectors,
-                                      const TiledCall& tiled, const TilePlace& at) {
+                                      const TiledCall& tiled, std::int64_t s, int head_k) {
   const int dim = static_cast<int>(tiled.call.dim), dim_v = static_cast<int>(tiled.call.dim_v);
-  const float* const c = tiled.state.c_at(at.s, at.head_k);
-  const float* const t = tiled.grads.c_at(at.s, at.head_k);
+  const float* const c = tiled.state.c_at(s, head_k);
+  const float* const t = tiled.grads.c_at(s, head_k);
+  const PanelFill<kDim, kThreads> values(tiled.grads.values_at(s, head_k), tiled.grads.row, dim,
+                                         dim_v);
+  meet(1, kThreads);
   bool folded = true;
   for (int l = static_cast<int>(threadIdx.x) & 31; l < dim; l += 32) {
     folded = folded && fabsf(c[l] * kLog2E) <= kModerateExponent;
@@ -122,9 +125,7 @@ __device__ inline bool fill_gradients(unsigned char* operand, KeyVectors<kDim>& 
     vectors.t_sums[l] = l < dim ? t[l] * vectors.factors[l] : 0;
   }
   meet(1, kThreads);
-  fill_panels<kDim, kThreads>(operand, tiled.grads.values_at(at.s, at.head_k), tiled.grads.row, dim,
-                              dim_v, static_cast<int>(threadIdx.x),
-                              [&](int l) { return vectors.factors[l]; });
+  values.write(operand, [&](int l) { return vectors.factors[l]; });
   show_products();
   meet(1, kThreads);
   return folded;
@@ -197,8 +198,7 @@ __global__ void __launch_bounds__(KeysBackwardShape<kDim>::kThreads, 1)
       s = at.s;
       head = at.head;
       beta = scale_at(call.beta, s, head);
-      meet(1, Shape::kConsumers);
-      folded = fill_gradients<kDim, Shape::kConsumers>(shared.operand, shared.vectors, tiled, at);
+      folded = fill_gradients<kDim, Shape::kConsumers>(shared.operand, shared.vectors, tiled, s, head);
     }
     if (before_mine-- > 0) continue;
     before_mine = Shape::kGroups - 1;

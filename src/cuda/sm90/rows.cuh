@@ -20,12 +20,13 @@ struct RowOperand {
   template <int kThreads>
   __device__ float fill(const TiledCall& tiled, std::int64_t s, int head_k) {
     const auto dim = static_cast<int>(tiled.call.dim), dim_v = static_cast<int>(tiled.call.dim_v);
-    const int thread = static_cast<int>(threadIdx.x);
+    const PanelFill<kDim, kThreads> values(tiled.state.values_at(s, head_k), tiled.state.row, dim,
+                                           dim_v);
     meet(1, kThreads);
-    const float taken_out = fill_exponents<Bf16, kDim>(exponents, tiled.state.c_at(s, head_k), dim,
-                                                       thread, kThreads, 1);
-    fill_panels<kDim, kThreads>(panels, tiled.state.values_at(s, head_k), tiled.state.row, dim,
-                                dim_v, thread, [&](int l) { return exponents.w[l]; });
+    const float taken_out =
+        fill_exponents<Bf16, kDim>(exponents, tiled.state.c_at(s, head_k), dim,
+                                   static_cast<int>(threadIdx.x), kThreads, 1);
+    values.write(panels, [&](int l) { return exponents.w[l]; });
     show_products();
     meet(1, kThreads);
     return taken_out;

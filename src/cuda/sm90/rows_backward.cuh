@@ -42,9 +42,17 @@ struct RowsBackwardShape {
     };
     RowSums exchanged[kParts > 1 ? 3 : 1][kTeams][kParts][kTileRows];
     RowExponents<kDim> exponents;
+    Barrier sums_written;  // by the teams but the first
     RingBarriers<kSlots> ring;
   };
 };
+
+template <int kDim>
+__device__ inline void init_barriers(typename RowsBackwardShape<kDim>::Shared& shared) {
+  using Shape = RowsBackwardShape<kDim>;
+  if constexpr (Shape::kTeams > 1) barrier_init(shared.sums_written, 128 * (Shape::kTeams - 1));
+  shared.ring.init(Shape::kParts);
+}
 
 // Named barriers.
 inline constexpr int kAllMeet = 1;
@@ -194,10 +202,12 @@ struct RowsBackwardGroup {
   }
 };
 
-// The sums of all teams in those of the first one.
+// The sums of all teams in those of the first one; the others need not wait for it. `parity` of the
+// pieces that were summed before.
 template <int kDim>
 __device__ inline void add_teams(float (&dc)[kDim / 8][4], float (&t)[4],
-                                 typename RowsBackwardShape<kDim>::Shared& shared) {
+                                 typename RowsBackwardShape<kDim>::Shared& shared,
+                                 std::uint32_t parity) {
   using Shape = RowsBackwardShape<kDim>;
   if constexpr (Shape::kTeams > 1) {
     const int team = static_cast<int>(threadIdx.x) / 128, thread = threadIdx.x & 127;
@@ -208,9 +218,10 @@ __device__ inline void add_teams(float (&dc)[kDim / 8][4], float (&t)[4],
       for (int i = 0; i < kDim / 2; ++i) own[i][thread] = dc[i / 4][i % 4];
       own[kDim / 2][thread] = t[0] + t[1];
       own[kDim / 2 + 1][thread] = t[2] + t[3];
+      arrive(shared.sums_written);
+      return;
     }
-    meet(kAllMeet, Shape::kConsumers);
-    if (team > 0) return;
+    wait(shared.sums_written, parity);
     for (int other = 0; other < Shape::kTeams - 1; ++other) {
       const auto& theirs = shared.sums[other];
 #pragma unroll
@@ -272,7 +283,7 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, 1)
   LLN_DYNAMIC_SHARED(memory);
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
   const DeviceCall& call = tiled.call;
-  if (threadIdx.x == 0) shared.ring.init(Shape::kParts);
+  if (threadIdx.x == 0) init_barriers<kDim>(shared);
   __syncthreads();
   if (threadIdx.x >= Shape::kConsumers) {
     give_registers<kProducerRegisters>();
@@ -310,18 +321,18 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, 1)
   RowsBackwardGroup<kDim> own(shared);
   const int part = own.part, first = own.first;
   RingPlace<Shape::kSlots, Shape::kTeams> ring{own.team};
+  std::uint32_t summed = 0;  // parity of the pieces
   for (std::uint32_t item = blockIdx.x; item < items; item += gridDim.x) {
     const RowPiece piece = find_rows(call, item);
     if (piece.s < 0) continue;
     own.alpha = scale_at(call.alpha, piece.s, piece.head);
+    const PanelFill<kDim, Shape::kConsumers> values(tiled.state.values_at(piece.s, piece.head_k),
+                                                    tiled.state.row, dim, dim_v);
     meet(kAllMeet, Shape::kConsumers);
-    const int thread = static_cast<int>(threadIdx.x);
     own.taken_out =
         fill_exponents<Bf16, kDim>(shared.exponents, tiled.state.c_at(piece.s, piece.head_k), dim,
-                                   thread, Shape::kConsumers, kAllMeet);
-    fill_panels<kDim, Shape::kConsumers>(
-        shared.operand, tiled.state.values_at(piece.s, piece.head_k), tiled.state.row, dim, dim_v,
-        thread, [](int) { return 1.0F; });
+                                   static_cast<int>(threadIdx.x), Shape::kConsumers, kAllMeet);
+    values.write(shared.operand, [](int) { return 1.0F; });
     show_products();
     meet(kAllMeet, Shape::kConsumers);
 
@@ -401,7 +412,8 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, 1)
       stores_wait_read<0>();
       arrive(shared.ring.empty[leaving]);
     }
-    add_teams<kDim>(dc, t, shared);
+    add_teams<kDim>(dc, t, shared, summed);
+    summed ^= 1;
     if (own.team == 0) write_row_sums<kDim>(tiled, dc, t, shared.exponents.w, item);
   }
 #endif

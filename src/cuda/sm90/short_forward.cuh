@@ -88,9 +88,11 @@ __device__ inline void sum_all_keys(typename ShortShape<kDim>::Shared& shared,
     if (tile + Keys::kTeams < tiles) add(a[1], tile + Keys::kTeams);
   }
   release();
-  add_teams<kDim>(sums, shared.sums);
+  add_teams<kDim>(sums, shared.sums, 0);
   if (team == 0) write_piece(tiled, sums, piece, scale, true);
 }
+
+inline constexpr int kStateMeet = 6;  // a named barrier
 
 // One block per sequence and key head.
 template <int kDim>
@@ -102,7 +104,10 @@ __global__ void __launch_bounds__(ShortShape<kDim>::kThreads, 1)
   constexpr int kParts = KeysShape<kDim>::kParts;
   LLN_DYNAMIC_SHARED(memory);
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
-  if (threadIdx.x == 0) shared.ring.init(kParts);
+  if (threadIdx.x == 0) {
+    shared.sums.init();
+    shared.ring.init(kParts);
+  }
   __syncthreads();
   wait_for_previous();
   let_next_start();
@@ -133,7 +138,7 @@ __global__ void __launch_bounds__(ShortShape<kDim>::kThreads, 1)
   take_registers<kConsumerRegisters<Shape::kGroups>>();
   sum_all_keys<kDim>(shared, tiled, piece, key_tiles);
   // The state is read back from device memory, where it may be wanted anyway.
-  // bits.
+  meet(kStateMeet, Shape::kConsumers);  // the first team has written it
   const float taken_out =
       shared.operand.template fill<Shape::kConsumers>(tiled, piece.tile.s, piece.tile.head);
   const int group = static_cast<int>(threadIdx.x) / 128;

@@ -179,28 +179,62 @@ class Departures {
   int leaving_ = -1;
 };
 
-// From an f32 matrix [dim, dim_v] whose rows are aligned to 16 bytes, row l times factor_of(l);
-// zeros past its end. By kThreads threads.
-template <int kDim, int kThreads, class Factor>
-__device__ inline void fill_panels(unsigned char* operand, const float* matrix,
-                                   std::int64_t row_stride, int dim, int dim_v, int thread,
-                                   Factor&& factor_of) {
-  constexpr int kPieces = kDim / 8;
+// An f32 matrix [dim, dim_v], whose rows are aligned to 16 bytes, on its way to panels in shared
+// memory: asked for when this is made, so that memory answers while something else is waited for,
+// and written later, row l times factor_of(l), with zeros past its end. By kThreads threads.
+template <int kDim, int kThreads>
+class PanelFill {
+  static constexpr int kPieces = kDim / 8;                                   // of a row
+  static constexpr int kCount = (kDim * kPieces + kThreads - 1) / kThreads;  // of a thread
+  // Of them in registers; heads of 128 channels have none to spare.
+  static constexpr int kAhead = kDim == kPanelChannels ? kCount : 0;
+
+ public:
+  __device__ PanelFill(const float* matrix, std::int64_t row_stride, int dim, int dim_v)
+      : matrix_(matrix), row_stride_(row_stride), dim_(dim), dim_v_(dim_v) {
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u) ahead_[u] = load(index(u));
+  }
+
+  template <class Factor>
+  __device__ void write(unsigned char* operand, Factor&& factor_of) const {
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u) put(operand, index(u), ahead_[u], factor_of);
 #pragma unroll 2
-  for (int i = thread; i < kDim * kPieces; i += kThreads) {
+    for (int u = kAhead; u < kCount; ++u) put(operand, index(u), load(index(u)), factor_of);
+  }
+
+ private:
+  struct Numbers {
+    float4 low, high;
+  };
+
+  __device__ static int index(int u) { return static_cast<int>(threadIdx.x) + u * kThreads; }
+
+  __device__ Numbers load(int i) const {
     const int l = i / kPieces, piece = i % kPieces;
-    float4 low = {0, 0, 0, 0}, high = {0, 0, 0, 0};
-    if (l < dim && 8 * piece < dim_v) {
-      const float* const from = matrix + l * row_stride + 8 * piece;
-      low = *reinterpret_cast<const float4*>(from);
-      high = *reinterpret_cast<const float4*>(from + 4);
-    }
+    if (l >= dim_ || 8 * piece >= dim_v_) return {{0, 0, 0, 0}, {0, 0, 0, 0}};
+    const float* const from = matrix_ + l * row_stride_ + 8 * piece;
+    return {*reinterpret_cast<const float4*>(from), *reinterpret_cast<const float4*>(from + 4)};
+  }
+
+  template <class Factor>
+  __device__ static void put(unsigned char* operand, int i, const Numbers& x, Factor&& factor_of) {
+    if (i >= kDim * kPieces) return;
+    const int l = i / kPieces, piece = i % kPieces;
     const float factor = factor_of(l);
     *reinterpret_cast<uint4*>(operand + panel_offset<kDim>(l, piece)) = {
-        pack<Bf16>(low.x * factor, low.y * factor), pack<Bf16>(low.z * factor, low.w * factor),
-        pack<Bf16>(high.x * factor, high.y * factor), pack<Bf16>(high.z * factor, high.w * factor)};
+        pack<Bf16>(x.low.x * factor, x.low.y * factor),
+        pack<Bf16>(x.low.z * factor, x.low.w * factor),
+        pack<Bf16>(x.high.x * factor, x.high.y * factor),
+        pack<Bf16>(x.high.z * factor, x.high.w * factor)};
   }
-}
+
+  const float* matrix_;
+  std::int64_t row_stride_;
+  int dim_, dim_v_;
+  Numbers ahead_[kAhead > 0 ? kAhead : 1];
+};
 
 // 2^(x scale) of fragments.
 template <int kSteps>
