@@ -25,17 +25,41 @@ struct RowExponents {
 // Exponents of c that spread less than this leave f32 and bf16 products far from underflow.
 inline constexpr float kWidestSpread = 60;
 
+// A number of each channel, those of channels lane + 32 i in every warp: asked for when this is
+// made, so that memory answers while something else is waited for.
+template <int kDim>
+class ChannelNumbers {
+ public:
+  __device__ ChannelNumbers(const float* numbers, int dim) {
+#pragma unroll
+    for (int i = 0; i < kDim / 32; ++i) {
+      const int l = static_cast<int>(threadIdx.x & 31) + 32 * i;
+      own_[i] = l < dim ? numbers[l] : 0;
+    }
+  }
+  // By the lane l % 32.
+  __device__ float of(int l) const {
+    float x = own_[0];
+#pragma unroll
+    for (int i = 1; i < kDim / 32; ++i) x = l < 32 * i ? x : own_[i];
+    return x;
+  }
+
+ private:
+  float own_[kDim / 32];
+};
+
 // Fills it; so many threads of the block take part, whole warps, of which this one is `thread`, and
 // meet at `barrier`. Returns the largest c that was taken out of w, the same in all threads.
 template <class T, int kDim>
-__device__ inline float fill_exponents(RowExponents<kDim>& exponents, const float* c, int dim,
-                                       int thread, int threads, int barrier) {
+__device__ inline float fill_exponents(RowExponents<kDim>& exponents, const ChannelNumbers<kDim>& c,
+                                       int dim, int thread, int threads, int barrier) {
   const int lane = threadIdx.x & 31;
   float top = -kLargestExponent, least = kLargestExponent;
 #pragma unroll
   for (int l = lane; l < kDim; l += 32) {
     if (l >= dim) continue;
-    const float x = c[l] * kLog2E;
+    const float x = c.of(l) * kLog2E;
     top = fmaxf(top, x);
     least = x > -kLargestExponent ? fminf(least, x) : least;
   }
@@ -47,7 +71,7 @@ __device__ inline float fill_exponents(RowExponents<kDim>& exponents, const floa
   // Not where no channel has a key: its weights are then 0, which large e must not meet.
   const bool folded = std::is_same_v<T, Bf16> && least <= top && top - least <= kWidestSpread;
   for (int l = thread; l < kDim; l += threads) {
-    const float x = l < dim ? c[l] * kLog2E : -INFINITY;
+    const float x = l < dim ? c.of(l) * kLog2E : -INFINITY;
     exponents.c[l] = x;
     exponents.added[l] = l < dim && folded ? 0 : x;
     exponents.w[l] = l >= dim ? 0 : folded ? exp2f(x - top) : 1;
@@ -67,8 +91,8 @@ __device__ inline float fill_exponents(RowExponents<kDim>& exponents, const floa
 // The same by all threads of the block.
 template <class T, int kDim>
 __device__ inline float fill_exponents(RowExponents<kDim>& exponents, const float* c, int dim) {
-  return fill_exponents<T, kDim>(exponents, c, dim, static_cast<int>(threadIdx.x),
-                                 static_cast<int>(blockDim.x), 0);
+  return fill_exponents<T, kDim>(exponents, ChannelNumbers<kDim>(c, dim), dim,
+                                 static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x), 0);
 }
 
 // e of 16 rows with the reference that fits each of them.

@@ -125,10 +125,11 @@ __global__ void __launch_bounds__(DiagBackwardShape<kDim>::kThreads, 1)
       own.beta = scale_at(call.beta, s, head_k);
       const PanelFill<kDim, Shape::kConsumers> values(tiled.state.values_at(s, head_k),
                                                       tiled.state.row, dim, dim_v);
+      const ChannelNumbers<kDim> c(tiled.state.c_at(s, head_k), dim);
       meet(kAllMeet, Shape::kConsumers);
       own.taken_out =
-          fill_exponents<Bf16, kDim>(shared.exponents, tiled.state.c_at(s, head_k), dim,
-                                     static_cast<int>(threadIdx.x), Shape::kConsumers, kAllMeet);
+          fill_exponents<Bf16, kDim>(shared.exponents, c, dim, static_cast<int>(threadIdx.x),
+                                     Shape::kConsumers, kAllMeet);
       values.write(shared.operand, [](int) { return 1.0F; });
       own.folded =
           fill_gradients<kDim, Shape::kConsumers>(shared.sums, shared.vectors, tiled, s, head_k);

@@ -106,10 +106,11 @@ __global__ void __launch_bounds__(DiagRowsShape<kDim>::kThreads, 1)
       scale = scale_at(call.alpha, s, head) * kLog2E;
       const PanelFill<kDim, Shape::kConsumers> values(tiled.state.values_at(s, at.head_k),
                                                       tiled.state.row, dim, dim_v);
+      const ChannelNumbers<kDim> c(tiled.state.c_at(s, at.head_k), dim);
       meet(1, Shape::kConsumers);
       taken_out =
-          fill_exponents<Bf16, kDim>(shared.exponents, tiled.state.c_at(s, at.head_k), dim,
-                                     static_cast<int>(threadIdx.x), Shape::kConsumers, 1);
+          fill_exponents<Bf16, kDim>(shared.exponents, c, dim, static_cast<int>(threadIdx.x),
+                                     Shape::kConsumers, 1);
       const float less = exp2f(-kHeadroom<Bf16>);
       values.write(shared.operand, [&](int l) { return shared.exponents.w[l] * less; });
       show_products();

@@ -108,21 +108,21 @@ template <int kDim, int kThreads>
 __device__ inline bool fill_gradients(unsigned char* operand, KeyVectors<kDim>& vectors,
                                       const TiledCall& tiled, std::int64_t s, int head_k) {
   const int dim = static_cast<int>(tiled.call.dim), dim_v = static_cast<int>(tiled.call.dim_v);
-  const float* const c = tiled.state.c_at(s, head_k);
-  const float* const t = tiled.grads.c_at(s, head_k);
   const PanelFill<kDim, kThreads> values(tiled.grads.values_at(s, head_k), tiled.grads.row, dim,
                                          dim_v);
+  const ChannelNumbers<kDim> c(tiled.state.c_at(s, head_k), dim);
+  const ChannelNumbers<kDim> t(tiled.grads.c_at(s, head_k), dim);
   meet(1, kThreads);
   bool folded = true;
   for (int l = static_cast<int>(threadIdx.x) & 31; l < dim; l += 32) {
-    folded = folded && fabsf(c[l] * kLog2E) <= kModerateExponent;
+    folded = folded && fabsf(c.of(l) * kLog2E) <= kModerateExponent;
   }
   folded = __all_sync(0xFFFFFFFFU, folded);
   for (int l = static_cast<int>(threadIdx.x); l < kDim; l += kThreads) {
-    const float x = l < dim ? -c[l] * kLog2E : -INFINITY;
+    const float x = l < dim ? -c.of(l) * kLog2E : -INFINITY;
     vectors.added[l] = folded ? 0 : x;
     vectors.factors[l] = l >= dim ? 0 : folded ? exp2f(x) : 1;
-    vectors.t_sums[l] = l < dim ? t[l] * vectors.factors[l] : 0;
+    vectors.t_sums[l] = l < dim ? t.of(l) * vectors.factors[l] : 0;
   }
   meet(1, kThreads);
   values.write(operand, [&](int l) { return vectors.factors[l]; });

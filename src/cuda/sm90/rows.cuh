@@ -22,10 +22,10 @@ struct RowOperand {
     const auto dim = static_cast<int>(tiled.call.dim), dim_v = static_cast<int>(tiled.call.dim_v);
     const PanelFill<kDim, kThreads> values(tiled.state.values_at(s, head_k), tiled.state.row, dim,
                                            dim_v);
+    const ChannelNumbers<kDim> c(tiled.state.c_at(s, head_k), dim);
     meet(1, kThreads);
-    const float taken_out =
-        fill_exponents<Bf16, kDim>(exponents, tiled.state.c_at(s, head_k), dim,
-                                   static_cast<int>(threadIdx.x), kThreads, 1);
+    const float taken_out = fill_exponents<Bf16, kDim>(
+        exponents, c, dim, static_cast<int>(threadIdx.x), kThreads, 1);
     values.write(panels, [&](int l) { return exponents.w[l]; });
     show_products();
     meet(1, kThreads);
