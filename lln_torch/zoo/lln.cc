@@ -11,6 +11,7 @@
 #include "lln_torch/ops/matching.h"
 #include "lln_torch/ops/pieces.h"
 #include "lln_torch/parallel/sequence_attention.h"
+#include "lln_torch/zoo/log_features.h"
 #include "lln_torch/zoo/precision.h"
 
 namespace lln_torch {
@@ -244,7 +245,13 @@ Tensor LlnAttention::attend(const Tensor& q, const Tensor& k, const Tensor& v,
                             const Tensor& key_mask, Context& context) {
   AttentionCall step = call(key_mask);
   Projected inputs = mapped({q, k, v}, key_mask);
-  if (scales_outside(q, context)) {
+  if (features_outside(q, context)) {
+    inputs.q = log_features(feature_, inputs.q, step.alpha);
+    inputs.k = log_features(feature_, inputs.k, step.beta);
+    step.feature = "exp";
+    step.alpha = step.beta = Tensor();
+    step.fixed_alpha = step.fixed_beta = 1;
+  } else if (scales_outside(q, context)) {
     inputs.q = carrying(inputs.q, step.alpha);
     inputs.k = carrying(inputs.k, step.beta);
     step.alpha = step.alpha.detach();
@@ -264,6 +271,10 @@ bool LlnAttention::trains_on_device(const Tensor& x, const Context& context) {
   return x.is_cuda() && context.pieces == nullptr && at::GradMode::is_enabled();
 }
 
+bool LlnAttention::features_outside(const Tensor& q, const Context& context) const {
+  return feature_ != "exp" && q.is_cuda() && q.element_size() == 2 && context.pieces == nullptr;
+}
+
 bool LlnAttention::scales_outside(const Tensor& x, const Context& context) const {
   return matching_ == "learned" && trains_on_device(x, context);
 }
@@ -276,7 +287,8 @@ bool LlnAttention::weights_outside(const Tensor& x, const Context& context) cons
 Tensor LlnAttention::attend_both(const Projected& projected, const Tensor& x,
                                  const Tensor& key_mask, Context& context) {
   // Diag is of q and k as they are.
-  if (varied() || scales_outside(x, context) || weights_outside(x, context)) {
+  if (varied() || features_outside(projected.q, context) || scales_outside(x, context) ||
+      weights_outside(x, context)) {
     return ProjectedAttention::attend_both(projected, x, key_mask, context);
   }
   AttentionCall both = call(key_mask);

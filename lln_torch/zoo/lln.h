@@ -64,6 +64,8 @@ class LlnAttention : public ProjectedAttention {
   // CUDA devices the core has them in its plain kernels alone, and calls without them run on tensor
   // cores.
   static bool trains_on_device(const Tensor& x, const Context& context);
+  // Whether the map is torch's affair (log_features.h): its kernels on CUDA devices are plain ones.
+  bool features_outside(const Tensor& q, const Context& context) const;
   bool scales_outside(const Tensor& x, const Context& context) const;
   bool weights_outside(const Tensor& x, const Context& context) const;
   // All of a call but the weights of the two parts.

@@ -10,6 +10,7 @@
 
 #include "lln/calibration.h"
 #include "lln/moments.h"
+#include "lln_torch/zoo/log_features.h"
 #include "torch/zoo_cases.h"
 
 namespace lln_torch {
@@ -149,6 +150,35 @@ TEST(ZooLln, FeatureMapsAreTheirFormulas) {
         return slow_lln(in, false, 1.3, 2, [](const Tensor& x) { return at::log1p(x.exp()); });
       },
       1e-6);
+}
+
+// LLN of ln phi with the exponential is LLN with phi: outputs, and gradients through torch.
+TEST(ZooFeatureMaps, LogarithmsRunOnTheExponential) {
+  torch::manual_seed(3);
+  const Tensor scale = at::tensor({1.3, 0.7}, at::kDouble);
+  for (const std::string feature : {"elu", "relu", "softplus", "power2", "power3"}) {
+    std::vector<Tensor> found[2];
+    const Tensor inputs = 2.5 * at::randn({3, 2, 2, 37, 5}, at::kDouble);
+    inputs.narrow(3, 4, 1).mul_(8);      // beyond the switch of softplus
+    inputs.narrow(3, 5, 1).fill_(1e-9);  // below the floor of power
+    for (const bool outside : {false, true}) {
+      std::vector<Tensor> leaves;
+      for (const Tensor& x : inputs.unbind(0)) leaves.push_back(x.clone().requires_grad_());
+      AttentionCall call{.feature = feature, .alpha = scale, .beta = scale};
+      Tensor q = leaves[0], k = leaves[1];
+      if (outside) {
+        q = log_features(feature, q, scale);
+        k = log_features(feature, k, scale);
+        call = {.fixed_alpha = 1, .fixed_beta = 1};
+      }
+      const Tensor o = attention(q, k, leaves[2], call);
+      found[outside ? 1 : 0] = torch::autograd::grad({(o * o.cos().detach()).sum()}, leaves);
+      found[outside ? 1 : 0].push_back(o.detach());
+    }
+    for (std::size_t i = 0; i < found[0].size(); ++i) {
+      EXPECT_TRUE(at::allclose(found[0][i], found[1][i], 1e-6, 1e-7)) << feature << ", " << i;
+    }
+  }
 }
 
 TEST(ZooDiag, IsSoftmaxInBlocks) {
