@@ -7,6 +7,7 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -36,6 +37,15 @@ TEST = """\
     """
 
 
+RACES = """\
+    #!/bin/sh
+    echo "========= Error: Race reported between Write access at void lln::cuda::sm90::%s<(int)64>(lln::cuda::TiledCall)+0x9f80"
+    echo "=========     and Read access at void lln::cuda::sm90::%s<(int)64>(lln::cuda::TiledCall)+0xb1b0 [672 hazards]"
+    echo "12 passed, %d failed, 18 skipped"
+    exit 77
+    """
+
+
 class GpuCheck(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -54,8 +64,9 @@ class GpuCheck(unittest.TestCase):
         self.write("bin/lln", PROGRAM.format(python=sys.executable, failed=failed, usable=usable))
         output = self.folder / "out.json"
         command = [ROOT / "tools/gpu_check", "--build", self.folder, "--output", output]
+        paths = os.pathsep.join([str(self.folder), os.environ["PATH"]])
         done = subprocess.run([sys.executable, *command, *arguments], capture_output=True,
-                              text=True)
+                              text=True, env={**os.environ, "PATH": paths})
         report = json.loads(output.read_text())
         self.assertEqual(done.returncode, 0 if report["passed"] else 1, done.stderr)
         return report, {step["name"]: step for step in report["steps"]}
@@ -102,6 +113,14 @@ class GpuCheck(unittest.TestCase):
         _, steps = self.run_check("--only", "tests")
         self.assertEqual(steps["cuda_one_test"]["verdict"], "failed")
         self.assertEqual(steps["cuda_conformance_test"]["verdict"], "passed")
+
+    def test_reports_of_races_that_are_known(self):
+        for kernel, failed, verdict in (("short_forward", 0, "passed"), ("key_sums", 0, "failed"),
+                                        ("short_forward", 1, "failed")):
+            self.write("compute-sanitizer", RACES % (kernel, kernel, failed))
+            report, steps = self.run_check("--only", "sanitizers")
+            self.assertEqual(report["passed"], verdict == "passed")
+            self.assertEqual(steps["racecheck, few tokens"]["verdict"], verdict, kernel)
 
     def test_no_device(self):
         report, _ = self.run_check(usable=False)
