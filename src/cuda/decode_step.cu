@@ -82,10 +82,10 @@ void step_columns(const Call& call) {
                                      : decode_step_columns<8>;
   const int warps = static_cast<int>(c.shape.dvp) / kWarpColumns;
   const int resident = multiprocessors(p.device.index) * (kMostColumnWarps / warps);
-  launch("decode_step_columns", kernel,
-         LaunchShape{p.batch * p.heads_k, 32 * warps, 0, static_cast<cudaStream_t>(call.stream),
-                     true},
-         c, static_cast<unsigned>(resident));
+  launch(
+      "decode_step_columns", kernel,
+      LaunchShape{p.batch * p.heads_k, 32 * warps, 0, static_cast<cudaStream_t>(call.stream), true},
+      c, static_cast<unsigned>(resident));
 }
 
 void run_step(const Call& call) {

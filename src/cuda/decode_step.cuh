@@ -236,8 +236,7 @@ class StepHead {
       sh_.second[threadIdx.x] = joined.second;
     }
     const float x = bits_number(token.key, c_.call.dtype);
-    sh_.share[threadIdx.x] =
-        add_key(recent_.m, recent_.s, exponent(c_.call, token.beta, x));
+    sh_.share[threadIdx.x] = add_key(recent_.m, recent_.s, exponent(c_.call, token.beta, x));
     if constexpr (kBlock) slot_.block_k[block_keys_ * c_.shape.dp + threadIdx.x] = x;
   }
 

@@ -123,8 +123,8 @@ TEST_F(CudaDecode, StatesTravelBetweenCpuAndDevice) {
   }
 }
 
-// Heads that share no keys step by kernels of their own, one for each number of channels that a lane
-// has; over the token at which recent sums join the others.
+// Heads that share no keys step by kernels of their own, one for each number of channels that a
+// lane has; over the token at which recent sums join the others.
 TEST_F(CudaDecode, StepsOfEveryWidth) {
   for (const char* problem :
        {"append:f32:cpu:b1h2n262d5v3:lln", "append:bf16:cpu:b2h1n262d32v64:lln",

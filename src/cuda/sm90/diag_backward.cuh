@@ -127,9 +127,8 @@ __global__ void __launch_bounds__(DiagBackwardShape<kDim>::kThreads, 1)
                                                       tiled.state.row, dim, dim_v);
       const ChannelNumbers<kDim> c(tiled.state.c_at(s, head_k), dim);
       meet(kAllMeet, Shape::kConsumers);
-      own.taken_out =
-          fill_exponents<Bf16, kDim>(shared.exponents, c, dim, static_cast<int>(threadIdx.x),
-                                     Shape::kConsumers, kAllMeet);
+      own.taken_out = fill_exponents<Bf16, kDim>(
+          shared.exponents, c, dim, static_cast<int>(threadIdx.x), Shape::kConsumers, kAllMeet);
       values.write(shared.operand, [](int) { return 1.0F; });
       own.folded =
           fill_gradients<kDim, Shape::kConsumers>(shared.sums, shared.vectors, tiled, s, head_k);

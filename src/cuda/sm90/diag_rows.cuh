@@ -108,9 +108,8 @@ __global__ void __launch_bounds__(DiagRowsShape<kDim>::kThreads, 1)
                                                       tiled.state.row, dim, dim_v);
       const ChannelNumbers<kDim> c(tiled.state.c_at(s, at.head_k), dim);
       meet(1, Shape::kConsumers);
-      taken_out =
-          fill_exponents<Bf16, kDim>(shared.exponents, c, dim, static_cast<int>(threadIdx.x),
-                                     Shape::kConsumers, 1);
+      taken_out = fill_exponents<Bf16, kDim>(shared.exponents, c, dim,
+                                             static_cast<int>(threadIdx.x), Shape::kConsumers, 1);
       const float less = exp2f(-kHeadroom<Bf16>);
       values.write(shared.operand, [&](int l) { return shared.exponents.w[l] * less; });
       show_products();

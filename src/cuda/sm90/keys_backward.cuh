@@ -198,7 +198,8 @@ __global__ void __launch_bounds__(KeysBackwardShape<kDim>::kThreads, 1)
       s = at.s;
       head = at.head;
       beta = scale_at(call.beta, s, head);
-      folded = fill_gradients<kDim, Shape::kConsumers>(shared.operand, shared.vectors, tiled, s, head);
+      folded =
+          fill_gradients<kDim, Shape::kConsumers>(shared.operand, shared.vectors, tiled, s, head);
     }
     if (before_mine-- > 0) continue;
     before_mine = Shape::kGroups - 1;
