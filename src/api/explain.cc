@@ -203,11 +203,13 @@ std::string to_string(const Explanation& e) {
     text +=
         fmt::format("kernel     none: this build has no kernel for {}\n", to_string(e.problem.op));
   }
+  std::size_t width = 12;
+  for (const auto& candidate : e.candidates) width = std::max(width, candidate.kernel.size());
   bool found = false;
   for (const auto& [name, refusal] : e.candidates) {
     const char* verdict = !refusal.empty() ? "no" : found ? "could" : "runs";
     found = found || refusal.empty();
-    text += fmt::format("kernel     {:<12} {:<6}{}\n", name, verdict, refusal);
+    text += fmt::format("kernel     {:<{}} {:<6}{}\n", name, width, verdict, refusal);
   }
   if (const std::string none = cuda::absence();
       e.problem.device.kind == DeviceKind::cuda && !none.empty()) {

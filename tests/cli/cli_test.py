@@ -189,6 +189,12 @@ class Explain(unittest.TestCase):
             self.assertEqual(candidate["takes_it"], candidate["refusal"] == "")
             self.assertIn(candidate["kernel"], text)
 
+    def test_verdicts_stand_below_each_other(self):
+        text = lln("explain", "train:bf16:cuda:900:b1h1n8d64:lln:causal", expect=4).stdout
+        rows = [line for line in text.splitlines() if line.startswith("kernel ")]
+        places = {re.search(r" (no|runs|could) ", row).start() for row in rows}
+        self.assertEqual(len(places), 1, text)
+
     def test_threads_are_counted_and_not_started(self):
         def explain(threads, **options):
             return lln("explain", "forward:f32:cpu:h64n4096d64:lln", "--threads", threads,
