@@ -11,7 +11,7 @@
 namespace lln_torch {
 
 // ln phi(scale x) in the type of x [batch, heads, tokens, channels]; scale [heads], or not defined
-// (1). `feature` as the op takes it ("elu", "power2"), not "exp".
+// (1). `feature` as the op takes it: "elu", "power2".
 at::Tensor log_features(const std::string& feature, const at::Tensor& x, const at::Tensor& scale);
 
 }  // namespace lln_torch

@@ -81,7 +81,7 @@ void step_columns(const Call& call) {
                       : p.dim <= 128 ? decode_step_columns<4>
                                      : decode_step_columns<8>;
   const int warps = static_cast<int>(c.shape.dvp) / kWarpColumns;
-  const int resident = multiprocessors(p.device.index) * (kMostColumnWarps / warps);
+  const int resident = multiprocessors(p.device.index) * (kResidentWarps / warps);
   launch(
       "decode_step_columns", kernel,
       LaunchShape{p.batch * p.heads_k, 32 * warps, 0, static_cast<cudaStream_t>(call.stream), true},

@@ -13,8 +13,9 @@ namespace lln::cuda {
 inline constexpr int kWarpColumns = 16;  // four lanes have them as float4
 inline constexpr int kRowsAtOnce = 8;    // of C, by the 32 lanes
 static_assert(kStatePad % kWarpColumns == 0);
-// Warps of a block: 256 columns.
-inline constexpr int kMostColumnWarps = 16;
+inline constexpr int kMostColumnWarps = 16;  // of a block: 256 columns
+// With 128 registers a thread, which the kernels for more than 32 channels take.
+inline constexpr int kResidentWarps = 16;  // of a multiprocessor
 
 // kEach: channels of a lane, lane + 32 e; 32 kEach >= d.
 template <int kEach>
@@ -34,7 +35,7 @@ class StepColumns {
         column_(static_cast<int>(threadIdx.x) / 32 * kWarpColumns + lane_ % 4 * 4),
         slot_(c.shape.slot(c.state, slot)),
         tokens_(c.tokens[slot]) {
-    // Everything that is read is asked for before anything is computed.
+    // All that the first batch needs but the scales is asked for before anything is computed.
     load_batch(0);
 #pragma unroll
     for (int e = 0; e < kEach; ++e) {
@@ -72,7 +73,6 @@ class StepColumns {
   __device__ int row(int batch, int u) const {
     return kRowsAtOnce * (kRowsEach * batch + u) + lane_ / 4;
   }
-  __device__ bool has(int l) const { return l < c_.shape.d && column_ < c_.shape.dvp; }
   // What the lane that has channel row(batch, u) keeps of it.
   __device__ float of_row(const float (&x)[kEach], int batch, int u) const {
     const int first = kRowsAtOnce * (kRowsEach * batch + u);
@@ -83,7 +83,7 @@ class StepColumns {
 #pragma unroll
     for (int u = 0; u < kRowsEach; ++u) {
       const int l = row(batch, u);
-      if (!has(l)) continue;
+      if (l >= c_.shape.d) continue;
       const std::int64_t at = l * c_.shape.dvp + column_;
       old_[u] = *reinterpret_cast<const float4*>(slot_.all.values + at);
       young_[u] = *reinterpret_cast<const float4*>(slot_.recent.values + at);
@@ -151,7 +151,7 @@ class StepColumns {
         const float young_weight = of_row(young_weight_, batch, u);
         const float first = kFold ? of_row(first_, batch, u) : 0;
         const float second = kFold ? of_row(second_, batch, u) : 0;
-        if (!has(l)) continue;
+        if (l >= c_.shape.d) continue;
         const std::int64_t at = l * c_.shape.dvp + column_;
         if constexpr (kFold) {
           old_[u] = scaled(first, old_[u]);

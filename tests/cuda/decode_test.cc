@@ -145,6 +145,27 @@ TEST_F(CudaDecode, StepsOfEveryWidth) {
   }
 }
 
+TEST_F(CudaDecode, LengthsOfAStepOutOfRangeAreReportedAndCut) {
+  Stream stream("append:f32:cpu:b3h2n1d16:lln");
+  const std::vector<std::int64_t> lengths = {1, 2, -1};
+  DeviceMemory memory(kDevice, 8 * lengths.size());
+  memory.write(std::as_bytes(std::span(lengths)));
+  AttentionInputs in = stream.views().in;
+  in.key_lengths = on(kDevice, IndexView(std::span<const std::int64_t>(lengths)));
+  in.key_lengths.data = memory.data();
+  OwnedState state(stream.config, kDevice);
+  state->step(in, stream.views().out.o);
+  expect_error([&] { state->tokens(); }, {"key_lengths"});
+  state.check_guards();
+  for (std::int64_t b = 0; b < 3; ++b) EXPECT_EQ(state->tokens(b), b < 2 ? 1 : 0);
+  const Tensor& rows = stream.rows();
+  rows.for_each([&](auto b, auto h, auto n, auto channel) {
+    // The row of the only token is its value.
+    const double expected = b < 2 ? stream.in.v.get(b, h, n, channel) : 0;
+    EXPECT_NEAR(rows.get(b, h, n, channel), expected, 1e-6);
+  });
+}
+
 // One captured step, replayed: the counts are on the device, so that it goes on, over the token at
 // which recent sums join the others and over the borders of blocks.
 TEST_F(CudaDecode, ReplayedStepsGoOn) {

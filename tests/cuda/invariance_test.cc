@@ -132,6 +132,15 @@ TEST_F(CudaInvariance, TurnsWithoutATile) {
   }
 }
 
+// Several pieces to a block, of other heads and sequences: its teams hand over the sums of each.
+TEST_F(CudaInvariance, ManyPiecesOfABlock) {
+  for (const std::string kind : {"lln", "lln+diag64"}) {
+    for (const std::string op : kDeviceOps) {
+      expect_alone_as_among_three(make_case(op + ":bf16:cpu:b3h100n1100d64:" + kind));
+    }
+  }
+}
+
 // As many heads as half of the multiprocessors, or as all of them, are done in one launch; three
 // times as many in two. Of an H200, and of the emulated device.
 TEST_F(CudaInvariance, HeadsOfOneLaunchOrTwo) {

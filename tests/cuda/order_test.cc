@@ -1,7 +1,7 @@
 // Calls one behind the other on a stream. Kernels start before the ones before them have ended
 // (src/cuda/launch.h): each must wait before it reads what these write, also the first of a call.
 // SPDX-License-Identifier: Apache-2.0
-#include "device_run.h"
+#include "decode_stream.h"
 
 namespace lln::test {
 namespace {
@@ -58,6 +58,30 @@ TEST_F(CudaOrder, CallsReadWhatTheOnesBeforeThemWrote) {
       for (int i = 0; i < 50; ++i) expect_same_bits(run(false), expected, to_string(backward));
     }
   }
+}
+
+// Steps of a state, each of which takes for its token what the one before gave.
+TEST_F(CudaOrder, StepsReadWhatTheOnesBeforeThemWrote) {
+  const Case c = make_case("append:bf16:cpu:b8h12n1d64:lln");
+  const Inputs in = conformance::make_inputs(c, DType::bf16);
+  TensorSet even_out = conformance::make_outputs(c, in, DType::bf16);
+  TensorSet odd_out = conformance::make_outputs(c, in, DType::bf16);
+  DeviceData even(kDevice, in, even_out), odd(kDevice, in, odd_out);
+  const auto run = [&](bool waiting) {
+    OwnedState state(conformance::decode_config(c), kDevice, stream_);
+    AttentionInputs token = even.views().in;
+    for (int i = 0; i < 40; ++i) {
+      const View row = (i % 2 == 0 ? even : odd).views().out.o;
+      poison(row);
+      state->step(token, row);
+      token.q = token.k = token.v = row;
+      if (waiting) wait();
+    }
+    wait();
+    return saved(state);
+  };
+  const std::vector<std::byte> expected = run(true);
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(run(false), expected);
 }
 
 }  // namespace

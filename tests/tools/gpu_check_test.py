@@ -39,10 +39,13 @@ TEST = """\
 
 RACES = """\
     #!/bin/sh
-    place="access at void lln::cuda::sm90::%s<(int)64>(lln::cuda::TiledCall)+0x9f80"
+    case "$*" in *racecheck*) ;; *) exit 0 ;; esac
+    place="access at void lln::cuda::sm90::{kernel}<(int)64>(lln::cuda::TiledCall)+0x9f80"
     echo "========= Error: Race reported between Write $place"
     echo "=========     and Read $place [672 hazards]"
-    echo "12 passed, %d failed, 18 skipped"
+    echo "========= Warning: Race reported between Write access at void {other}<4>(int)+0x10"
+    echo "{passed} passed, {failed} failed, 18 skipped"
+    echo "========= RACECHECK SUMMARY: 2 hazards displayed ({errors} errors, 1 warnings)"
     exit 77
     """
 
@@ -116,12 +119,16 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(steps["cuda_conformance_test"]["verdict"], "passed")
 
     def test_reports_of_races_that_are_known(self):
-        for kernel, failed, verdict in (("short_forward", 0, "passed"), ("key_sums", 0, "failed"),
-                                        ("short_forward", 1, "failed")):
-            self.write("compute-sanitizer", RACES % (kernel, failed))
+        known = {"kernel": "short_forward", "other": "short_forward", "passed": 12, "failed": 0,
+                 "errors": 1}
+        for change in ({}, {"kernel": "key_sums"}, {"other": "key_sums"}, {"failed": 1},
+                       {"errors": 101}):  # more than are shown
+            self.write("compute-sanitizer", RACES.format(**{**known, **change}))
             report, steps = self.run_check("--only", "sanitizers")
-            self.assertEqual(report["passed"], verdict == "passed")
-            self.assertEqual(steps["racecheck, few tokens"]["verdict"], verdict, kernel)
+            self.assertEqual(report["passed"], not change, change)
+            self.assertEqual(steps["racecheck, few tokens"]["verdict"],
+                             "failed" if change else "passed", change)
+            self.assertEqual(steps["memcheck, few tokens"]["verdict"], "passed")
 
     def test_no_device(self):
         report, _ = self.run_check(usable=False)

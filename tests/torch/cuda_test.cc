@@ -316,6 +316,29 @@ TEST_F(OnDevice, VariantsOfLlnAreThoseOfTheCpu) {
   }
 }
 
+// In 16 bits torch takes the logarithms of maps other than the exponential there, and the core the
+// maps themselves on the CPU.
+TEST_F(OnDevice, FeatureMapsInBf16AreThoseOfTheCpu) {
+  const AttentionConfig config = config_alone({"lln+diag", false});
+  const Tensor mask = mask_of({131, 40, 1}, 131);
+  const Tensor x = with_garbage(random_tokens(3, 131, config.dim), mask, 3);
+  const Tensor weights = at::randn_like(x);
+  for (const char* variant :
+       {"feature=\"elu\"\nmatching=\"learned\"", "feature=\"elu\"\nmatching=\"frozen\"\nbeta=0.5",
+        "feature=\"relu\"", "feature=\"softplus\"", "feature=\"power\"",
+        "feature=\"elu\"\nchain=\"contrast\""}) {
+    SCOPED_TRACE(variant);
+    const auto expected = zoo_results(config, x, mask, weights, torch::kCPU, variant);
+    const AutocastScope scope(at::kCUDA, true);
+    const auto found = zoo_results(config, x, mask, weights, kDevice, variant);
+    // The gradient of the tokens, and what came out.
+    for (std::size_t i = found.size() - 2; i < found.size(); ++i) {
+      const Tensor off = found[i].to(at::kFloat) - expected[i];
+      EXPECT_LT(off.norm().item<double>(), 0.1 * expected[i].norm().item<double>()) << i;
+    }
+  }
+}
+
 // Causal, torch mixes weights by channel there, and the core on the CPU.
 TEST_F(OnDevice, CausalWeightsThatLearnAreThoseOfTheCpu) {
   const AttentionConfig config = config_alone({"lln+diag", true});

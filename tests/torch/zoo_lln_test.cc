@@ -156,11 +156,12 @@ TEST(ZooLln, FeatureMapsAreTheirFormulas) {
 TEST(ZooFeatureMaps, LogarithmsRunOnTheExponential) {
   torch::manual_seed(3);
   const Tensor scale = at::tensor({1.3, 0.7}, at::kDouble);
-  for (const std::string feature : {"elu", "relu", "softplus", "power2", "power3"}) {
+  for (const std::string feature : {"elu", "relu", "softplus", "power2", "power3", "power0.2"}) {
     std::vector<Tensor> found[2];
     const Tensor inputs = 2.5 * at::randn({3, 2, 2, 37, 5}, at::kDouble);
     inputs.narrow(3, 4, 1).mul_(8);      // beyond the switch of softplus
     inputs.narrow(3, 5, 1).fill_(1e-9);  // below the floor of power
+    inputs.narrow(3, 6, 1).fill_(0);
     for (const bool outside : {false, true}) {
       std::vector<Tensor> leaves;
       for (const Tensor& x : inputs.unbind(0)) leaves.push_back(x.clone().requires_grad_());

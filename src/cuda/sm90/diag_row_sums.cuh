@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, 1)
   take_registers<kConsumerRegisters<Shape::kGroups>>();
   wait_for_previous();
   let_next_start();
-  const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
+  const int dim = static_cast<int>(call.dim);
   const int group = static_cast<int>(threadIdx.x) / 128;
   const bool elected = (threadIdx.x & 127) == 0;
   RowsBackwardGroup<kDim> own(shared);
@@ -63,17 +63,8 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, 1)
   for (std::uint32_t item = blockIdx.x; item < items; item += gridDim.x) {
     const RowPiece piece = find_rows(call, item);
     if (piece.s < 0) continue;
-    own.alpha = scale_at(call.alpha, piece.s, piece.head);
+    own.begin(tiled, piece);
     const RowFactor weight = row_factor(call.lln_weight, piece.sequence, piece.head);
-    const PanelFill<kDim, Shape::kConsumers> values(tiled.state.values_at(piece.s, piece.head_k),
-                                                    tiled.state.row, dim, dim_v);
-    const ChannelNumbers<kDim> c(tiled.state.c_at(piece.s, piece.head_k), dim);
-    meet(kAllMeet, Shape::kConsumers);
-    own.taken_out = fill_exponents<Bf16, kDim>(
-        shared.exponents, c, dim, static_cast<int>(threadIdx.x), Shape::kConsumers, kAllMeet);
-    values.write(shared.operand, [](int) { return 1.0F; });
-    show_products();
-    meet(kAllMeet, Shape::kConsumers);
 
     float dc[kDim / 8][4] = {};
     float t[4] = {};

@@ -73,6 +73,22 @@ struct RowsBackwardGroup {
         team(static_cast<int>(threadIdx.x) / 128 / Shape::kParts),
         first(static_cast<int>(threadIdx.x) % 128 / 32 * 16) {}
 
+  // Before the rows of a piece: its alpha, and C and c of its keys in shared memory. By all groups,
+  // of which none has a product with the operand before under way.
+  __device__ void begin(const TiledCall& tiled, const RowPiece& piece) {
+    const int dim = static_cast<int>(tiled.call.dim), dim_v = static_cast<int>(tiled.call.dim_v);
+    alpha = scale_at(tiled.call.alpha, piece.s, piece.head);
+    const PanelFill<kDim, Shape::kConsumers> values(tiled.state.values_at(piece.s, piece.head_k),
+                                                    tiled.state.row, dim, dim_v);
+    const ChannelNumbers<kDim> c(tiled.state.c_at(piece.s, piece.head_k), dim);
+    meet(kAllMeet, Shape::kConsumers);
+    taken_out = fill_exponents<Bf16, kDim>(shared.exponents, c, dim, static_cast<int>(threadIdx.x),
+                                           Shape::kConsumers, kAllMeet);
+    values.write(shared.operand, [](int) { return 1.0F; });
+    show_products();
+    meet(kAllMeet, Shape::kConsumers);
+  }
+
   // Starts dW of this group's channels: g C^T. C is rounded without w, so that channels with the
   // same values have the same dW, and dq is 0 where it should be.
   __device__ void start_dw(float (&dw)[8][4], const unsigned char* g_tile) const {
@@ -315,7 +331,7 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, 1)
   take_registers<kConsumerRegisters<Shape::kGroups>>();
   wait_for_previous();
   let_next_start();
-  const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
+  const int dim = static_cast<int>(call.dim);
   const int group = static_cast<int>(threadIdx.x) / 128;
   const bool elected = (threadIdx.x & 127) == 0;
   RowsBackwardGroup<kDim> own(shared);
@@ -325,16 +341,7 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, 1)
   for (std::uint32_t item = blockIdx.x; item < items; item += gridDim.x) {
     const RowPiece piece = find_rows(call, item);
     if (piece.s < 0) continue;
-    own.alpha = scale_at(call.alpha, piece.s, piece.head);
-    const PanelFill<kDim, Shape::kConsumers> values(tiled.state.values_at(piece.s, piece.head_k),
-                                                    tiled.state.row, dim, dim_v);
-    const ChannelNumbers<kDim> c(tiled.state.c_at(piece.s, piece.head_k), dim);
-    meet(kAllMeet, Shape::kConsumers);
-    own.taken_out = fill_exponents<Bf16, kDim>(
-        shared.exponents, c, dim, static_cast<int>(threadIdx.x), Shape::kConsumers, kAllMeet);
-    values.write(shared.operand, [](int) { return 1.0F; });
-    show_products();
-    meet(kAllMeet, Shape::kConsumers);
+    own.begin(tiled, piece);
 
     float dc[kDim / 8][4] = {};
     float t[4] = {};

@@ -92,8 +92,6 @@ __device__ inline void sum_all_keys(typename ShortShape<kDim>::Shared& shared,
   if (team == 0) write_piece(tiled, sums, piece, scale, true);
 }
 
-inline constexpr int kStateMeet = 6;  // a named barrier
-
 // One block per sequence and key head.
 template <int kDim>
 __global__ void __launch_bounds__(ShortShape<kDim>::kThreads, 1)
@@ -138,7 +136,7 @@ __global__ void __launch_bounds__(ShortShape<kDim>::kThreads, 1)
   take_registers<kConsumerRegisters<Shape::kGroups>>();
   sum_all_keys<kDim>(shared, tiled, piece, key_tiles);
   // The state is read back from device memory, where it may be wanted anyway.
-  meet(kStateMeet, Shape::kConsumers);  // the first team has written it
+  meet(1, Shape::kConsumers);  // the first team has written it
   const float taken_out =
       shared.operand.template fill<Shape::kConsumers>(tiled, piece.tile.s, piece.tile.head);
   const int group = static_cast<int>(threadIdx.x) / 128;
