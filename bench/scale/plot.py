@@ -139,7 +139,27 @@ def draw_axes(panel, width):
     return parts
 
 
-def draw_series(series, style, panel, width):
+def room_around(point, points):
+    return min((math.dist(point, other) for other in points if other is not point), default=0)
+
+
+def place_name(x, y, name, width, taken):
+    """Where a name stands beside its point: on the side that has room, or on the other one where
+    names that are `taken` are in the way, or nowhere. (x, anchor), and its box is taken."""
+    length = 6.2 * len(name)
+    sides = [(x + 7, "start", x + 7), (x - 7, "end", x - 7 - length)]
+    for at, anchor, left in reversed(sides) if x > width / 2 else sides:
+        box = (left, left + length, y - 6, y + 6)
+        if left >= 0 and left + length <= width and not any(
+            box[0] < other[1] and other[0] < box[1] and box[2] < other[3] and other[2] < box[3]
+            for other in taken
+        ):
+            taken.append(box)
+            return at, anchor
+    return None
+
+
+def draw_series(series, style, panel, width, taken):
     at = [
         (panel.x.at(x, width), PLOT_HEIGHT - panel.y.at(y, PLOT_HEIGHT)) for x, y in series.points
     ]
@@ -148,10 +168,11 @@ def draw_series(series, style, panel, width):
         parts.append(f'<path d="M{"L".join(f"{x:.1f},{y:.1f}" for x, y in at)}" {stroke(style)}/>')
     if style.symbol and series.symbols:
         parts += [symbol(x, y, style) for x, y in at]
-    for (x, y), name in zip(at, series.names, strict=False):
-        # On the side that has room.
-        x, side = (x - 7, "end") if x > width / 2 else (x + 7, "start")
-        parts.append(text(x, y + 4, name, 11, SOFT, side))
+    named = list(zip(at, series.names, strict=False))
+    # Points that stand alone have their names first.
+    for (x, y), name in sorted(named, key=lambda point: -room_around(point[0], at)):
+        if found := place_name(x, y, name, width, taken):
+            parts.append(text(found[0], y + 4, name, 11, SOFT, found[1]))
     return parts
 
 
@@ -184,8 +205,9 @@ def draw(figure):
             f'<g transform="translate({left + MARGIN["left"]:.1f},{above + MARGIN["top"]:.1f})">'
         )
         parts += draw_axes(panel, inside)
+        names = []  # the places that they take
         for series in panel.series:
-            parts += draw_series(series, figure.legend[series.key][1], panel, inside)
+            parts += draw_series(series, figure.legend[series.key][1], panel, inside, names)
         parts.append("</g>")
         height = above + ROW
     if figure.note:

@@ -36,6 +36,20 @@ class Linear(plot.Axis):
         return (value - self.low) / (self.high - self.low) * length
 
 
+@dataclass(frozen=True)
+class SquareRoot(plot.Axis):
+    """Shares from 0 on, of which a few are large."""
+
+    def at(self, value, length):
+        return math.sqrt(max(value, 0) / self.high) * length
+
+
+def shares(label, values):
+    high = 1.1 * max(*values, 1e-3)
+    ticks = [t for t in (0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1) if t <= high]
+    return SquareRoot(label, 0, high, ticks, lambda v: f"{v:g}")
+
+
 def linear(label, values, zero=False):
     """An axis over the values with ticks at round numbers."""
     low, high = min(values), max(values)
@@ -266,9 +280,7 @@ def prediction(points, correlations):
                 series.append(plot.Series(name, places, line=False, names=few))
         xs, ys = [point[1] for point in rows], [point[2] for point in rows]
         panels.append(
-            plot.Panel(
-                linear(text, xs, True), linear("Share lost to the best row", ys, True), series
-            )
+            plot.Panel(linear(text, xs, True), shares("Share lost to the best row", ys), series)
         )
     if not panels:
         return None
@@ -279,7 +291,8 @@ def prediction(points, correlations):
         "the right: how far its entropy (as a share of ln N), spectral gap or log-variance (as "
         "the size of the logarithm of the ratio) is from that of softmax + Diag, or, for rows "
         "without Diag, of softmax, in the same setting. Upwards: what it loses to the best row, "
-        "as a share of the way from the best row to a model that learned nothing. It shows "
+        "as a share of the way from the best row to a model that learned nothing, drawn as its "
+        "square root; where points crowd not all have their names. It shows "
         "whether rows that concentrate as softmax does are better. It does not show causes, and "
         "points of one experiment are not independent of each other.",
     )

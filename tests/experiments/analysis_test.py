@@ -177,6 +177,24 @@ class Analysis(Pages):
         self.assertNotIn("h22", svg)  # points alone have no line in the legend
         self.assertIn("Share lost to the best row against Entropy", blocks[-1].alt)
 
+    def test_names_do_not_cover_each_other(self):
+        plot = figures.plot
+        taken = []
+        places = [plot.place_name(100, y, "lln+diag", 300, taken) for y in (50, 52, 53, 70)]
+        self.assertEqual([p and p[1] for p in places], ["start", "end", None, "start"])
+        places = [plot.place_name(20, y, "lln+diag", 300, taken) for y in (90, 92)]
+        self.assertEqual([p and p[1] for p in places], ["start", None])  # no room to the left
+        svg = "".join(
+            plot.draw_series(
+                plot.Series("a", [(1, 1), (1.01, 1), (2, 2)], names=["one", "two", "three"]),
+                figures.STYLES[0],
+                plot.Panel(figures.linear("x", [1, 2]), figures.linear("y", [1, 2]), []),
+                300,
+                [],
+            )
+        )
+        self.assertLess(svg.index(">three<"), svg.index(">one<"))
+
     def test_one_best_for_experiments_of_one_setting(self):
         config = (self.folder / "words/config.toml").read_text(encoding="utf-8")
         for name, rows in (
