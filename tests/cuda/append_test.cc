@@ -140,11 +140,9 @@ TEST_F(CudaAppend, RaggedSequencesAreBitwiseThoseAlone) {
       }
     });
     const auto size = static_cast<std::int64_t>(size_of(stream.c.problem.dtype));
-    DeviceMemory memory(kDevice, 4 * lengths.size());
-    memory.write(std::as_bytes(std::span(lengths)));
+    const DeviceLengths device_lengths(lengths);
     AttentionInputs in = stream.views().in;
-    in.key_lengths = on(kDevice, IndexView(std::span<const std::int32_t>(lengths)));
-    in.key_lengths.data = memory.data();
+    in.key_lengths = device_lengths.view();
     OwnedState state(stream.config, kDevice);
     stream.append(state, 0, 10);
     state->append(in, stream.views().out.o);
@@ -189,12 +187,9 @@ TEST_F(CudaAppend, RaggedSequencesAreBitwiseThoseAlone) {
 
 TEST_F(CudaAppend, LengthsOutOfRangeAreReportedAndCut) {
   Stream stream("append:f32:cpu:b2h2n40d16:lln+diag16");
-  const std::vector<std::int64_t> lengths = {41, -7};
-  DeviceMemory memory(kDevice, 16);
-  memory.write(std::as_bytes(std::span(lengths)));
+  const DeviceLengths<std::int64_t> lengths({41, -7});
   AttentionInputs in = stream.views().in;
-  in.key_lengths = on(kDevice, IndexView(std::span<const std::int64_t>(lengths)));
-  in.key_lengths.data = memory.data();
+  in.key_lengths = lengths.view();
   OwnedState state(stream.config, kDevice);
   state->append(in, stream.views().out.o);
   expect_error([&] { state->tokens(); }, {"key_lengths"});

@@ -93,6 +93,23 @@ class Stream {
   DeviceData data_;
 };
 
+// Lengths of the tokens that sequences add, in memory of the device.
+template <class Index>
+class DeviceLengths {
+ public:
+  explicit DeviceLengths(const std::vector<Index>& lengths)
+      : memory_(kDevice, sizeof(Index) * lengths.size()),
+        view_(on(kDevice, IndexView(std::span<const Index>(lengths)))) {
+    memory_.write(std::as_bytes(std::span(lengths)));
+    view_.data = memory_.data();
+  }
+  const IndexView& view() const { return view_; }
+
+ private:
+  DeviceMemory memory_;
+  IndexView view_;
+};
+
 inline std::vector<std::byte> saved(OwnedState& state) {
   std::vector<std::byte> bytes(state->saved_bytes());
   state->save(bytes);

@@ -147,12 +147,9 @@ TEST_F(CudaDecode, StepsOfEveryWidth) {
 
 TEST_F(CudaDecode, LengthsOfAStepOutOfRangeAreReportedAndCut) {
   Stream stream("append:f32:cpu:b3h2n1d16:lln");
-  const std::vector<std::int64_t> lengths = {1, 2, -1};
-  DeviceMemory memory(kDevice, 8 * lengths.size());
-  memory.write(std::as_bytes(std::span(lengths)));
+  const DeviceLengths<std::int64_t> lengths({1, 2, -1});
   AttentionInputs in = stream.views().in;
-  in.key_lengths = on(kDevice, IndexView(std::span<const std::int64_t>(lengths)));
-  in.key_lengths.data = memory.data();
+  in.key_lengths = lengths.view();
   OwnedState state(stream.config, kDevice);
   state->step(in, stream.views().out.o);
   expect_error([&] { state->tokens(); }, {"key_lengths"});
