@@ -289,6 +289,35 @@ __device__ inline TilePlace first_tile(const RowPiece& piece) {
           piece.count};
 }
 
+// The thread that keeps the ring filled with q and g of the block's items.
+template <int kDim>
+__device__ inline void fill_ring(typename RowsBackwardShape<kDim>::Shared& shared,
+                                 const DeviceCall& call, const TensorMaps& maps,
+                                 std::uint32_t items) {
+  using Shape = RowsBackwardShape<kDim>;
+  wait_for_previous();  // may be that of another call
+  RingPlace<Shape::kSlots> ring;
+  for (std::uint32_t item = blockIdx.x; item < items; item += gridDim.x) {
+    const RowPiece piece = find_rows(call, item);
+    if (piece.s < 0) continue;
+    TilePlace at = first_tile(piece);
+    const int positions = rounds<Shape::kTeams>(piece.count) * Shape::kTeams;
+    for (int i = 0; i < positions; ++i, ring.advance()) {
+      Barrier& full = shared.ring.full[ring.slot];
+      wait(shared.ring.empty[ring.slot], ring.parity ^ 1);
+      if (at.row >= piece.count) {
+        arrive(full);
+        continue;
+      }
+      arrive_expecting(full, 2 * Shape::kTileBytes);
+      load_tile<kDim>(shared.tiles[ring.slot][1], maps.g, at, at.head, full);
+      load_tile<kDim>(shared.tiles[ring.slot][0], maps.q, at, at.head, full);
+      at.row += kTileRows;
+      at.token += kTileRows;
+    }
+  }
+}
+
 // One item is a row job and query head, as find_rows() numbers them.
 template <int kDim>
 __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, 1)
@@ -304,27 +333,7 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, 1)
   if (threadIdx.x >= Shape::kConsumers) {
     give_registers<kProducerRegisters>();
     if (threadIdx.x > Shape::kConsumers) return;
-    wait_for_previous();  // may be that of another call
-    RingPlace<Shape::kSlots> ring;
-    for (std::uint32_t item = blockIdx.x; item < items; item += gridDim.x) {
-      const RowPiece piece = find_rows(call, item);
-      if (piece.s < 0) continue;
-      TilePlace at = first_tile(piece);
-      const int positions = rounds<Shape::kTeams>(piece.count) * Shape::kTeams;
-      for (int i = 0; i < positions; ++i, ring.advance()) {
-        Barrier& full = shared.ring.full[ring.slot];
-        wait(shared.ring.empty[ring.slot], ring.parity ^ 1);
-        if (at.row >= piece.count) {
-          arrive(full);
-          continue;
-        }
-        arrive_expecting(full, 2 * Shape::kTileBytes);
-        load_tile<kDim>(shared.tiles[ring.slot][1], maps.g, at, at.head, full);
-        load_tile<kDim>(shared.tiles[ring.slot][0], maps.q, at, at.head, full);
-        at.row += kTileRows;
-        at.token += kTileRows;
-      }
-    }
+    fill_ring<kDim>(shared, call, maps, items);
     return;
   }
 
