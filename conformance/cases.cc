@@ -258,6 +258,38 @@ void add_model_blocks(Table& table) {
   }
 }
 
+// LLN in f32 on tensor cores: every width of tiles, filled and not, with rows and keys of every
+// kind, several pieces, and states that were saved and not.
+void add_float_heads(Table& table) {
+  const auto add = [&](const std::string& problem, Case form = {}) {
+    form.tensor_cores = true;
+    table.add(problem, form, false);
+  };
+  for (const char* dims :
+       {"d32", "d64", "d128", "d24v40", "d80v24", "d40v120", "d120v64", "d96v8", "d8v16"}) {
+    add(fmt::format("f32:cpu:b1h2k1n70{}:lln", dims));
+    add(fmt::format("f32:cpu:b1h1n35m50{}:lln", dims));
+  }
+  for (const KeyPattern keys : {KeyPattern::lengths, KeyPattern::left_padding, KeyPattern::holes}) {
+    add("f32:cpu:b3h2n40m70d32:lln:masked", {.keys = keys});
+    add("f32:cpu:b3h4k2n40d48v64:lln:masked", {.keys = keys});
+  }
+  add("f32:cpu:b1h2k1n90d24:lln:packed=4", {.lengths = {20, 0, 69, 1}});
+  add("f32:cpu:b1h2n80m120d64:lln:packed=4",
+      {.lengths = {30, 0, 50, 0}, .lengths_k = {0, 20, 60, 40}});
+  for (const char* dims : {"d32", "d72v40"}) {
+    for (const InputStyle style : {InputStyle::large_keys, InputStyle::constant_rows}) {
+      add(fmt::format("f32:cpu:b1h1n70{}:lln", dims), {.style = style});
+    }
+    for (const std::int64_t at : {0, 37, 69}) {
+      add(fmt::format("f32:cpu:b1h1n70{}:lln", dims), {.style = InputStyle::spike, .spike_at = at});
+    }
+  }
+  add("f32:cpu:b1h4k1n20d8:lln");
+  add("f32:cpu:b1h1n2100d8:lln");
+  add("f32:cpu:b1h1n1100d64v8:lln:masked", {.keys = KeyPattern::left_padding});
+}
+
 void add_decoding(Table& table) {
   for (const char* type : kTypes) {
     for (const char* kind : {"lln", "lln+diag32", "lln+diag16:feature=elu", "lln:feature=relu",
@@ -375,6 +407,7 @@ std::vector<Case> cases() {
   add_model_blocks(table);
   add_piece_cases(table);
   add_weight_gradients(table);
+  add_float_heads(table);
   return std::move(table.cases);
 }
 

@@ -40,6 +40,7 @@ std::vector<Kernel> cuda_backward_kernels() {
   std::vector<Kernel> list;
   add(list, cuda::sm90_backward_kernels());
   add(list, cuda::tiled_backward_kernels());
+  add(list, cuda::tiled_f32_backward_kernels());
   add(list, cuda::tiled_causal_backward_kernels());
   add(list, cuda::sm90_diag_backward_kernels());
   add(list, cuda::tiled_diag_backward_kernels());

@@ -179,10 +179,10 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 2 : 1)
   write_key_sums(tiled, sums, place.s, head, slot, 0, whole);
 }
 
-// e of 16 rows, 2^(a + c - top), and 1 / its sums.
+// e of 16 rows, 2^(a + c - top), with the largest exponents and the sums.
 template <int kDim>
 __device__ inline void float_weights(RowFloats<kDim>& x, const float* c, float scale,
-                                     float (&inverse)[2]) {
+                                     float (&tops)[2], float (&sums)[2]) {
   const int t = threadIdx.x & 3;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -206,7 +206,8 @@ __device__ inline void float_weights(RowFloats<kDim>& x, const float* c, float s
         sum += x[group][half][i];
       }
     }
-    inverse[half] = inverse_of(quad_sum(sum));
+    tops[half] = top;
+    sums[half] = quad_sum(sum);
   }
 }
 
@@ -244,8 +245,9 @@ __global__ void __launch_bounds__(kRowsThreads, kDim <= 64 ? 3 : 2)
 #pragma unroll
     for (int i = 0; i < kDim / 2; ++i) e[i / 16][i / 8 % 2][i % 8] = next[i / 16][i / 8 % 2][i % 8];
     load_float_rows<kDim>(next, q, call.q.token, row + kStep, piece.count, dim);
-    float inverse[2];
-    float_weights<kDim>(e, exponents, scale, inverse);
+    float top[2], sum[2];
+    float_weights<kDim>(e, exponents, scale, top, sum);
+    const float inverse[2] = {inverse_of(sum[0]), inverse_of(sum[1])};
     float acc[kDim / 8][4] = {};
     multiply_split<kDim, kDim>(acc, e, operand);
 #pragma unroll

@@ -1,4 +1,4 @@
-// The tiled forward pass of LLN in f32.
+// The tiled family of LLN in f32.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -9,5 +9,6 @@
 namespace lln::cuda {
 
 std::vector<Kernel> tiled_f32_forward_kernels();
+std::vector<Kernel> tiled_f32_backward_kernels();
 
 }  // namespace lln::cuda

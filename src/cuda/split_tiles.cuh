@@ -1,0 +1,130 @@
+// f32 matrices in shared memory as three tiles of bf16 (mma.cuh: tile_offset), one behind the
+// other, and products with them to f32 accuracy. A tile can be read by rows and by columns, so that
+// one copy of a matrix serves products with it and with its transpose.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cuda/split_mma.cuh"
+
+namespace lln::cuda {
+
+template <int kRows, int kWidth>
+inline constexpr int kSplitPart = kRows* kWidth * 2;
+template <int kRows, int kWidth>
+inline constexpr int kSplitBytes = 3 * kSplitPart<kRows, kWidth>;
+
+// Four 8 x 8 matrices of each part; with kTransposed each is read by columns.
+template <int kPart, bool kTransposed>
+__device__ inline void load_split(std::uint32_t (&x)[3][4], std::uint32_t address) {
+#pragma unroll
+  for (int part = 0; part < 3; ++part) {
+    if constexpr (kTransposed) {
+      load_transposed(x[part], address + part * kPart);
+    } else {
+      load_matrices(x[part], address + part * kPart);
+    }
+  }
+}
+
+// The same as a left operand.
+template <int kPart, bool kTransposed>
+__device__ inline void load_split(Split (&a)[4], std::uint32_t address) {
+  std::uint32_t x[3][4];
+  load_split<kPart, kTransposed>(x, address);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+#pragma unroll
+    for (int part = 0; part < 3; ++part) a[i].part[part] = x[part][i];
+  }
+}
+
+// From an f32 matrix [channel, column] whose rows are aligned to 8 bytes; zeros past `depth` and
+// `width`, multiples of 8. Row 8 n + g of the tile is the channel of column g of the n-th result in
+// direct order, and the columns follow each other in the order kColumns.
+template <int kWidth, Columns kColumns>
+__device__ inline void fill_split_tile(unsigned char* tile, const float* matrix,
+                                       std::int64_t row_stride, int depth, int width) {
+  constexpr int kPieces = kWidth / 8;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < kWidth * kPieces;
+       i += static_cast<int>(blockDim.x)) {
+    const int row = i / kPieces, piece = i % kPieces;
+    const int channel = column_channel<Columns::direct>(row / 8, row % 8);
+    Split words[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int column = column_channel<kColumns>(piece, 2 * j);
+      float2 x = {0, 0};
+      if (channel < depth && column < width) {
+        x = *reinterpret_cast<const float2*>(matrix + channel * row_stride + column);
+      }
+      words[j] = split(x.x, x.y);
+    }
+#pragma unroll
+    for (int part = 0; part < 3; ++part) {
+      *reinterpret_cast<uint4*>(tile + part * kSplitPart<kWidth, kWidth> +
+                                tile_offset<kWidth>(row, piece)) = {
+          words[0].part[part], words[1].part[part], words[2].part[part], words[3].part[part]};
+    }
+  }
+}
+
+// 16 rows of 32 channels into a tile of kRows rows, from row `first` and channel 32 slice on;
+// columns in natural order.
+template <int kRows, int kWidth>
+__device__ inline void write_split_rows(unsigned char* tile, int first, int slice,
+                                        const RowFloats<32>& x) {
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    Split words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = split(x[0][half][2 * i], x[0][half][2 * i + 1]);
+#pragma unroll
+    for (int part = 0; part < 3; ++part) {
+      *reinterpret_cast<uint4*>(tile + part * kSplitPart<kRows, kWidth> +
+                                tile_offset<kWidth>(first + g + 8 * half, 4 * slice + t)) = {
+          words[0].part[part], words[1].part[part], words[2].part[part], words[3].part[part]};
+    }
+  }
+}
+
+// acc += a b for 16 channels of the sum, the step-th ones of a tile of kWidth x kWidth, and 8
+// kCount results from 8 `first` on: those are columns of the tile or, where kTransposed, its rows.
+template <int kWidth, bool kTransposed, int kCount>
+__device__ inline void multiply_split_step(float (&acc)[kCount][4], const Split (&a)[4],
+                                           const unsigned char* tile, int step, int first) {
+  const int lane = threadIdx.x & 31, low = lane & 7;
+  const int middle = (lane >> 3) & 1, high = lane >> 4;
+  const std::uint32_t base = shared_address(tile);
+#pragma unroll
+  for (int n = 0; n < kCount / 2; ++n) {
+    const int result = first + 2 * n + high, sum = 2 * step + middle;
+    __syncwarp();  // else the compiler fills registers with what later turns need
+    const std::uint32_t offset = kTransposed ? tile_offset<kWidth>(8 * result + low, sum)
+                                             : tile_offset<kWidth>(8 * sum + low, result);
+    std::uint32_t b[3][4];
+    load_split<kSplitPart<kWidth, kWidth>, !kTransposed>(b, base + offset);
+    mma_split(acc[2 * n], a, {b[0][0], b[1][0], b[2][0]}, {b[0][1], b[1][1], b[2][1]});
+    mma_split(acc[2 * n + 1], a, {b[0][2], b[1][2], b[2][2]}, {b[0][3], b[1][3], b[2][3]});
+  }
+}
+
+// acc += x * tile, or x * tile^T, for the group-th 32 channels of rows in registers; what is summed
+// over lies in the tile in direct order.
+template <int kWidth, bool kTransposed>
+__device__ inline void multiply_split_group(float (&acc)[kWidth / 8][4], const float (&x)[2][8],
+                                            const unsigned char* tile, int group) {
+#pragma unroll
+  for (int step = 0; step < 2; ++step) {
+    Split a[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float* const pair = x[i % 2] + 4 * step + 2 * (i / 2);
+      a[i] = split(pair[0], pair[1]);
+    }
+    multiply_split_step<kWidth, kTransposed>(acc, a, tile, 2 * group + step, 0);
+  }
+}
+
+}  // namespace lln::cuda
