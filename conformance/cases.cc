@@ -375,6 +375,7 @@ std::vector<Case> cases() {
   add_model_blocks(table);
   add_piece_cases(table);
   add_weight_gradients(table);
+  add_wide_cases(table);
   return std::move(table.cases);
 }
 
