@@ -408,6 +408,7 @@ std::vector<Case> cases() {
   add_piece_cases(table);
   add_weight_gradients(table);
   add_float_heads(table);
+  add_wide_cases(table);
   return std::move(table.cases);
 }
 

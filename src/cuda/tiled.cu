@@ -15,12 +15,12 @@ namespace {
 std::string refusal(const Problem& p) {
   if (p.kind != Kind::lln) return "takes kind lln alone";
   if (p.dtype != DType::bf16 && p.dtype != DType::f16) return "takes bf16 and f16 alone";
-  // The widest tiles take more shared memory than many devices have.
+  // The widest tiles take more shared memory than many devices have: those of the forward pass and,
+  // in the backward pass, those of 128 channels, too.
   constexpr int kWideBytes = 220 * 1024;
   const bool narrow = p.device.kind == DeviceKind::cuda && device_refusal(p.device.index).empty() &&
                       shared_memory(p.device.index) < kWideBytes;
-  const std::int64_t most = p.op == Op::backward ? kTiledBackwardWidth : kTiledWidths[3];
-  const std::int64_t largest = narrow ? most / 2 : most;
+  const std::int64_t largest = kTiledWidths[!narrow ? 3 : p.op == Op::backward ? 1 : 2];
   if (std::max(p.dim, p.dim_v) > largest) {
     return "takes dim and dim_v up to " + std::to_string(largest);
   }

@@ -223,17 +223,7 @@ struct LlnKeyGradients {
     const float* const c = tiled.state.c_at(keys.s, keys.head);
     const float* const t = tiled.grads.c_at(keys.s, keys.head);
     beta = scale_at(call.beta, keys.s, keys.head);
-    bool moderate = true;
-    for (int l = static_cast<int>(threadIdx.x) & 31; l < dim; l += 32) {
-      moderate = moderate && fabsf(c[l] * kLog2E) <= kModerateExponent;
-    }
-    folded = std::is_same_v<T, Bf16> && __all_sync(0xFFFFFFFFU, moderate);
-    for (int l = static_cast<int>(threadIdx.x); l < kDim; l += Split::kThreads) {
-      const float x = l < dim ? kWeightShift<T> - c[l] * kLog2E : -INFINITY;
-      to_added[l] = folded ? 0 : x;
-      factors[l] = l >= dim ? 0 : folded ? exp2f(x) : 1;
-      to_sums[l] = l < dim ? t[l] * factors[l] : 0;
-    }
+    folded = fill_key_channels<T, kDim, Split::kThreads>(to_added, factors, to_sums, c, t, 1, dim);
     __syncthreads();
     fill_direct_tile<T, kDim, Split::kThreads>(tile, values, tiled.grads.row, dim, dim_v,
                                                [&](int l, int) { return factors[l] * factor; });

@@ -111,6 +111,26 @@ __device__ inline void key_weights(RowWords<kDim>& k, const float* added, float 
 // c within this is folded into dC: 2^(beta k) <= 2^c and 2^-c are then far from the ends of bf16.
 inline constexpr float kModerateExponent = 60;
 
+// What channels bring to the products of keys: to the exponents of Kn (`added`), into dC
+// (`factors`), and t with its factor and `times`. Returns whether c is folded. All threads of the
+// block take part, and must meet before any of it is read.
+template <class T, int kDim, int kThreads>
+__device__ inline bool fill_key_channels(float* added, float* factors, float* t_sums,
+                                         const float* c, const float* t, float times, int dim) {
+  bool moderate = true;
+  for (int l = static_cast<int>(threadIdx.x) & 31; l < dim; l += 32) {
+    moderate = moderate && fabsf(c[l] * kLog2E) <= kModerateExponent;
+  }
+  const bool folded = std::is_same_v<T, Bf16> && __all_sync(0xFFFFFFFFU, moderate);
+  for (int l = static_cast<int>(threadIdx.x); l < kDim; l += kThreads) {
+    const float x = l < dim ? kWeightShift<T> - c[l] * kLog2E : -INFINITY;
+    added[l] = folded ? 0 : x;
+    factors[l] = l >= dim ? 0 : folded ? exp2f(x) : 1;
+    t_sums[l] = l < dim ? times * t[l] * factors[l] : 0;
+  }
+  return folded;
+}
+
 template <int kCount>
 __device__ inline void zero_rows(float (&acc)[kCount][4], const bool (&valid)[2]) {
 #pragma unroll
@@ -118,6 +138,16 @@ __device__ inline void zero_rows(float (&acc)[kCount][4], const bool (&valid)[2]
 #pragma unroll
     for (int i = 0; i < 4; ++i) acc[n][i] = valid[i >> 1] ? acc[n][i] : 0;
   }
+}
+
+// Keys that do not count have zero gradients, whatever they hold: rows key + g and + 8.
+template <int kCount>
+__device__ inline void zero_invalid(float (&acc)[kCount][4], const Sequences& sequences,
+                                    const DeviceSequence& sequence, std::int64_t key) {
+  const int g = (threadIdx.x & 31) >> 2;
+  const bool valid[2] = {key_valid(sequences, sequence, key + g),
+                         key_valid(sequences, sequence, key + g + 8)};
+  if (!__all_sync(0xFFFFFFFFU, valid[0] && valid[1])) zero_rows(acc, valid);
 }
 
 // What the keys of a block are multiplied with.
@@ -131,14 +161,6 @@ struct KeyGradients {
   float scale, shift, unfactor;
   bool folded;
 
-  // Keys that do not count have zero gradients, whatever they hold.
-  __device__ void zero_invalid(float (&acc)[kDim / 8][4], int row) const {
-    const int g = (threadIdx.x & 31) >> 2;
-    const bool valid[2] = {key_valid(sequences, sequence, begin + row + g),
-                           key_valid(sequences, sequence, begin + row + g + 8)};
-    if (!__all_sync(0xFFFFFFFFU, valid[0] && valid[1])) zero_rows(acc, valid);
-  }
-
   // k becomes Kn.
   __device__ void of_values(float (&acc)[kDim / 8][4], RowWords<kDim>& k, int row) const {
     key_weights<T, kDim>(k, added, scale, folded);
@@ -150,7 +172,7 @@ struct KeyGradients {
         for (int i = 0; i < 4; ++i) acc[n][i] *= shift * unfactor;
       }
     }
-    zero_invalid(acc, row);
+    zero_invalid(acc, sequences, sequence, begin + row);
   }
 
   __device__ void of_keys(float (&acc)[kDim / 8][4], const RowWords<kDim>& kn,
@@ -176,7 +198,7 @@ struct KeyGradients {
         }
       }
     }
-    zero_invalid(acc, row);
+    zero_invalid(acc, sequences, sequence, begin + row);
   }
 };
 
@@ -223,17 +245,8 @@ __global__ void __launch_bounds__(kKeysBackwardThreads<kDim>, kDim <= 64 ? 4 : 1
   const float* const c = tiled.state.c_at(rows.s, rows.head);
   const float* const t = tiled.grads.c_at(rows.s, rows.head);
   const float beta = scale_at(call.beta, rows.s, rows.head);
-  bool moderate = true;
-  for (int l = static_cast<int>(threadIdx.x) & 31; l < dim; l += 32) {
-    moderate = moderate && fabsf(c[l] * kLog2E) <= kModerateExponent;
-  }
-  const bool folded = std::is_same_v<T, Bf16> && __all_sync(0xFFFFFFFFU, moderate);
-  for (int l = static_cast<int>(threadIdx.x); l < kDim; l += kKeysBackwardThreads<kDim>) {
-    const float x = l < dim ? kWeightShift<T> - c[l] * kLog2E : -INFINITY;
-    added[l] = folded ? 0 : x;
-    factors[l] = l >= dim ? 0 : folded ? exp2f(x) : 1;
-    t_sums[l] = l < dim ? beta * t[l] * factors[l] : 0;
-  }
+  const bool folded = fill_key_channels<T, kDim, kKeysBackwardThreads<kDim>>(added, factors, t_sums,
+                                                                             c, t, beta, dim);
   __syncthreads();
   fill.template write<Columns::direct>(dc, [&](int l, int) { return factors[l] * factor; });
   fill_operand_transposed<T, kDim, kDim, Columns::direct>(

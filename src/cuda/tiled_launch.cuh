@@ -8,6 +8,8 @@
 #include "cuda/tiled_launch.h"
 #include "cuda/tiled_rows.cuh"
 #include "cuda/tiled_rows_backward.cuh"
+#include "cuda/tiled_wide_keys.cuh"
+#include "cuda/tiled_wide_rows.cuh"
 
 namespace lln::cuda {
 
@@ -44,25 +46,48 @@ void launch_forward(const TiledCall& tiled, const TiledPlan& plan) {
       tiled);
 }
 
+// dq, and the sums of rows.
+template <class T, int kDim>
+void launch_rows_backward(const TiledCall& tiled, const TiledPlan& plan) {
+  const std::int64_t blocks = plan.row_jobs * tiled.call.heads;
+  // The first kernel of a call waits for what came before it in the ordinary way.
+  const bool overlapping = !plan.state_given;
+  if constexpr (kDim == kWideDim) {
+    launch("wide_rows_backward", wide_rows_backward<T>,
+           LaunchShape{blocks * wide_splits(tiled.call.dim_v), kWideThreads, sizeof(WideRowsShared),
+                       plan.stream, overlapping},
+           tiled);
+  } else {
+    using Shape = RowsBackwardShape<kDim>;
+    launch("rows_backward", rows_backward<T, kDim>,
+           LaunchShape{blocks, Shape::kThreads, Shape::kShared, plan.stream, overlapping}, tiled);
+  }
+}
+
+// dk and dv.
+template <class T, int kDim>
+void launch_keys_backward(const TiledCall& tiled, const TiledPlan& plan) {
+  const std::int64_t blocks = plan.key_rows_jobs * tiled.call.heads_k;
+  if constexpr (kDim == kWideDim) {
+    launch("wide_keys_backward", wide_keys_backward<T>,
+           LaunchShape{blocks, kWideThreads, sizeof(WideKeysShared), plan.stream, true}, tiled);
+  } else {
+    launch("keys_backward", keys_backward<T, kDim>,
+           LaunchShape{blocks, kKeysBackwardThreads<kDim>, kKeysBackwardShared<kDim>, plan.stream,
+                       true},
+           tiled);
+  }
+}
+
 template <class T, int kDim>
 void launch_backward(const TiledCall& tiled, const TiledPlan& plan) {
-  using Shape = RowsBackwardShape<kDim>;
-  const DeviceCall& call = tiled.call;
   if (!plan.state_given) launch_state<T, kDim>(tiled, plan);
   if (plan.has_rows) {
-    // The first kernel of a call waits for what came before it in the ordinary way.
-    launch("rows_backward", rows_backward<T, kDim>,
-           LaunchShape{plan.row_jobs * call.heads, Shape::kThreads, Shape::kShared, plan.stream,
-                       !plan.state_given},
-           tiled);
+    launch_rows_backward<T, kDim>(tiled, plan);
     launch_join_rows(tiled, plan.stream);
   }
   launch_state_gradients(tiled, plan);
-  if (!plan.has_keys) return;
-  launch("keys_backward", keys_backward<T, kDim>,
-         LaunchShape{plan.key_rows_jobs * call.heads_k, kKeysBackwardThreads<kDim>,
-                     kKeysBackwardShared<kDim>, plan.stream, true},
-         tiled);
+  if (plan.has_keys) launch_keys_backward<T, kDim>(tiled, plan);
 }
 
 template <class T>
@@ -100,8 +125,10 @@ void backward_of_width(const TiledCall& tiled, const TiledPlan& plan) {
       return launch_backward<T, 32>(tiled, plan);
     case 64:
       return launch_backward<T, 64>(tiled, plan);
-    default:
+    case 128:
       return launch_backward<T, 128>(tiled, plan);
+    default:
+      return launch_backward<T, 256>(tiled, plan);
   }
 }
 

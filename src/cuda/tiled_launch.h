@@ -8,7 +8,6 @@ namespace lln::cuda {
 
 // The widths that kernels exist for: rows are padded to the least that holds dim and dim_v.
 inline constexpr std::int64_t kTiledWidths[] = {32, 64, 128, 256};
-inline constexpr std::int64_t kTiledBackwardWidth = 128;  // the largest with a backward pass
 
 struct TiledPlan {
   int width = 0;             // of kTiledWidths

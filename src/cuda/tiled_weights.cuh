@@ -95,35 +95,49 @@ __device__ inline float fill_exponents(RowExponents<kDim>& exponents, const floa
                                  static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x), 0);
 }
 
+// The largest a + c of one row of each quad, rows g or (`half`) g + 8; `c` of the first channel.
+template <class T, int kDim>
+__device__ inline float largest_exponent(const RowWords<kDim>& q, int half, const float* c,
+                                         float scale) {
+  const int t = threadIdx.x & 3;
+  float top = -kLargestExponent;
+#pragma unroll
+  for (int group = 0; group < kDim / 32; ++group) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float2 pair = unpack<T>(q[group][half][i / 2]);
+      const float a = clamp_keep_nan((i % 2 == 0 ? pair.x : pair.y) * scale);
+      top = fmaxf(top, a + c[32 * group + 8 * t + i]);
+    }
+  }
+  return quad_max(top);
+}
+
+// e of these rows; `added` of the first channel.
+template <class T, int kDim>
+__device__ inline void weights_below(RowWords<kDim>& q, int half, const float* added, float scale,
+                                     float reference) {
+  const int t = threadIdx.x & 3;
+#pragma unroll
+  for (int group = 0; group < kDim / 32; ++group) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = unpack<T>(q[group][half][i]);
+      const float* const x = added + 32 * group + 8 * t + 2 * i;
+      q[group][half][i] = pack<T>(exp2_fast(clamp_keep_nan(pair.x * scale) + x[0] - reference),
+                                  exp2_fast(clamp_keep_nan(pair.y * scale) + x[1] - reference));
+    }
+  }
+}
+
 // e of 16 rows with the reference that fits each of them.
 template <class T, int kDim>
 __device__ inline void careful_weights(RowWords<kDim>& q, const RowExponents<kDim>& exponents,
                                        float scale, float taken_out) {
-  const int t = threadIdx.x & 3;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float top = -kLargestExponent;
-#pragma unroll
-    for (int group = 0; group < kDim / 32; ++group) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const float2 pair = unpack<T>(q[group][half][i / 2]);
-        const float a = clamp_keep_nan((i % 2 == 0 ? pair.x : pair.y) * scale);
-        top = fmaxf(top, a + exponents.c[32 * group + 8 * t + i]);
-      }
-    }
-    const float reference = quad_max(top) - taken_out;
-#pragma unroll
-    for (int group = 0; group < kDim / 32; ++group) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 pair = unpack<T>(q[group][half][i]);
-        const float* const added = exponents.added + 32 * group + 8 * t + 2 * i;
-        q[group][half][i] =
-            pack<T>(exp2_fast(clamp_keep_nan(pair.x * scale) + added[0] - reference),
-                    exp2_fast(clamp_keep_nan(pair.y * scale) + added[1] - reference));
-      }
-    }
+    const float top = largest_exponent<T, kDim>(q, half, exponents.c, scale);
+    weights_below<T, kDim>(q, half, exponents.added, scale, top - taken_out);
   }
 }
 

@@ -151,6 +151,18 @@ TEST_F(CudaInvariance, HeadsOfOneLaunchOrTwo) {
   }
 }
 
+// Rows that several warps and two blocks share, in one piece and in several.
+TEST_F(CudaInvariance, WideHeads) {
+  for (const std::string type : {"bf16", "f16"}) {
+    for (const std::string shape : {"h2k1n70d256", "h1n1050m40d136v8"}) {
+      const Case c = make_case("backward:" + type + ":cpu:b3" + shape + ":lln");
+      const Inputs in = conformance::make_inputs(c, c.problem.dtype);
+      expect_same_bits(run_on_device(c, in), run_on_device(c, in), to_string(c));
+    }
+    expect_alone_as_among_three(make_case("backward:" + type + ":cpu:b3h2k1n70d256:lln"));
+  }
+}
+
 TEST_P(CudaForms, PackedEqualsSeparateCalls) {
   const std::vector<std::int64_t> lengths = {700, 0, 1, 129, 1500, 0};
   for_each_form("b1h4k2n2330d32v64", [&](Case packed) {
@@ -223,7 +235,7 @@ TEST_F(CudaInvariance, WorkspaceIsBounded) {
   constexpr double kLittle = 64e6;
   for (const std::string shape :
        {"b128h16n512d64", "b64h16n1024d64", "b16h16n4096d64", "b4h16n16384d64", "b1h16n65536d64",
-        "b1h1n1048576d64", "b8h16n4096d128"}) {
+        "b1h1n1048576d64", "b8h16n4096d128", "b4h16n4096d256"}) {
     for (const std::string kind : {"lln", "lln+diag64"}) {
       for (const std::string op : kDeviceOps) {
         const Problem p = parse_problem(op + ":bf16:cuda:" + shape + ":" + kind);
