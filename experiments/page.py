@@ -15,7 +15,7 @@ FOLDER = pathlib.Path(__file__).resolve().parent
 ROOT = FOLDER.parent
 sys.path.insert(0, str(FOLDER))
 
-from harness import analysis, converted, document, overview, plan, views  # noqa: E402
+from harness import analysis, capacity, converted, document, overview, plan, views  # noqa: E402
 from harness.document import Heading, Picture, Text  # noqa: E402
 from harness.record import SPIKE_BEFORE, SPIKE_DEVIATIONS, SPIKE_SHARE  # noqa: E402
 from harness.summary import Results  # noqa: E402
@@ -33,6 +33,8 @@ GROUPS = {
     8: "Beyond",
     9: "Small scale, on a CPU",
 }
+# What is of another kind than trainings, behind those of a group: of its own records.
+FURTHER = {1: converted.blocks, 7: capacity.blocks}
 # What is said of several experiments, behind those of a group.
 OVERALL = {
     2: (analysis.worth, analysis.sweeps, analysis.prediction),
@@ -71,8 +73,8 @@ def blocks(folder=FOLDER, records=None):
         for own in results:
             if own.experiment.table["group"] == group:
                 made += views.section(own)
-        if group == 1:
-            made += converted.blocks(records or folder)
+        if group in FURTHER:
+            made += FURTHER[group](records or folder)
         for part in OVERALL.get(group, ()):
             made += part([r for r in results if r.experiment.table["group"] < 9])
     return made

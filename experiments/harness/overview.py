@@ -63,7 +63,7 @@ def blocks(all_results, groups):
     total = [sum(int(row[i]) for row in rows) for i in (1, 2)]
     state = f"**{total[1]} of {total[0]} planned runs have a record.**"
     if left:
-        state += f" Nothing has been run yet of: {'; '.join(left)}."
+        state += f" None of the planned runs has been made yet of: {'; '.join(left)}."
     lines = found_so_far(large)
     made = [Heading(2, "So far"), Text(state)]
     if lines:
