@@ -13,6 +13,7 @@
 #include "cuda/tiled_causal.h"
 #include "cuda/tiled_diag.h"
 #include "cuda/tiled_f32.h"
+#include "cuda/tiled_f32_diag.h"
 
 namespace lln {
 namespace {
@@ -32,6 +33,7 @@ std::vector<Kernel> cuda_forward_kernels() {
   add(list, cuda::tiled_causal_forward_kernels());
   add(list, cuda::sm90_diag_forward_kernels());
   add(list, cuda::tiled_diag_forward_kernels());
+  add(list, cuda::tiled_f32_diag_forward_kernels());
   add(list, cuda::plain_forward_kernels());
   return list;
 }
@@ -44,6 +46,7 @@ std::vector<Kernel> cuda_backward_kernels() {
   add(list, cuda::tiled_causal_backward_kernels());
   add(list, cuda::sm90_diag_backward_kernels());
   add(list, cuda::tiled_diag_backward_kernels());
+  add(list, cuda::tiled_f32_diag_backward_kernels());
   add(list, cuda::plain_backward_kernels());
   return list;
 }

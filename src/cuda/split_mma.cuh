@@ -44,18 +44,20 @@ __device__ inline void mma_split(float (&d)[4], const Split (&a)[4], const std::
 template <int kWidth>
 using RowFloats = float[kWidth / 32][2][8];
 
-template <int kWidth>
-__device__ inline void load_float_rows(RowFloats<kWidth>& x, const float* rows, std::int64_t stride,
-                                       int first, int end, int dim) {
+// Zeros where not there(row), and from channel `dim` on.
+template <int kWidth, class There>
+__device__ inline void load_float_rows_if(RowFloats<kWidth>& x, const float* rows,
+                                          std::int64_t stride, int first, int dim, There&& there) {
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = first + g + 8 * half;
+    const bool taken = there(row);
 #pragma unroll
     for (int group = 0; group < kWidth / 32; ++group) {
       const int channel = 32 * group + 8 * t;
       float4 low = {0, 0, 0, 0}, high = low;
-      if (row < end && channel < dim) {
+      if (taken && channel < dim) {
         const float* const from = rows + row * stride + channel;
         low = *reinterpret_cast<const float4*>(from);
         high = *reinterpret_cast<const float4*>(from + 4);
@@ -65,6 +67,12 @@ __device__ inline void load_float_rows(RowFloats<kWidth>& x, const float* rows, 
       for (int i = 0; i < 8; ++i) x[group][half][i] = words[i];
     }
   }
+}
+
+template <int kWidth>
+__device__ inline void load_float_rows(RowFloats<kWidth>& x, const float* rows, std::int64_t stride,
+                                       int first, int end, int dim) {
+  load_float_rows_if<kWidth>(x, rows, stride, first, dim, [end](int row) { return row < end; });
 }
 
 // Results with columns in direct order.
@@ -90,10 +98,12 @@ __device__ inline void store_float_rows(float* rows, std::int64_t stride, int fi
   }
 }
 
-// The three parts of an operand, one behind the other (OperandFill of tiles.cuh).
-template <int kDepth, int kWidth>
+// The three parts of an operand, one behind the other (OperandFill of tiles.cuh), with a factor for
+// each column.
+template <int kDepth, int kWidth, class Factor>
 __device__ inline void fill_split_operand(uint4* operand, const float* matrix,
-                                          std::int64_t row_stride, int depth, int width) {
+                                          std::int64_t row_stride, int depth, int width,
+                                          Factor&& factor) {
   auto* const words = reinterpret_cast<std::uint32_t*>(operand);
   for (int i = static_cast<int>(threadIdx.x); i < kDepth * kWidth / 8;
        i += static_cast<int>(blockDim.x)) {
@@ -111,7 +121,8 @@ __device__ inline void fill_split_operand(uint4* operand, const float* matrix,
       const int at =
           ((channel / 32 * (kWidth / 8) + place.n) * 32 + 4 * place.g + channel % 32 / 8) * 4 +
           channel % 8 / 2;
-      const Split parts = split(x[j], y[j]);
+      const float times = column < width ? factor(column + j) : 0;
+      const Split parts = split(x[j] * times, y[j] * times);
 #pragma unroll
       for (int part = 0; part < 3; ++part) {
         words[part * kOperandBytes<kDepth, kWidth> / 4 + at] = parts.part[part];

@@ -89,9 +89,9 @@ __device__ inline void write_split_rows(unsigned char* tile, int first, int slic
   }
 }
 
-// acc += a b for 16 channels of the sum, the step-th ones of a tile of kWidth x kWidth, and 8
-// kCount results from 8 `first` on: those are columns of the tile or, where kTransposed, its rows.
-template <int kWidth, bool kTransposed, int kCount>
+// acc += a b for 16 channels of the sum, the step-th ones of a tile of kRows x kWidth, and 8 kCount
+// results from 8 `first` on: those are columns of the tile or, where kTransposed, its rows.
+template <int kWidth, bool kTransposed, int kRows = kWidth, int kCount>
 __device__ inline void multiply_split_step(float (&acc)[kCount][4], const Split (&a)[4],
                                            const unsigned char* tile, int step, int first) {
   const int lane = threadIdx.x & 31, low = lane & 7;
@@ -104,7 +104,7 @@ __device__ inline void multiply_split_step(float (&acc)[kCount][4], const Split 
     const std::uint32_t offset = kTransposed ? tile_offset<kWidth>(8 * result + low, sum)
                                              : tile_offset<kWidth>(8 * sum + low, result);
     std::uint32_t b[3][4];
-    load_split<kSplitPart<kWidth, kWidth>, !kTransposed>(b, base + offset);
+    load_split<kSplitPart<kRows, kWidth>, !kTransposed>(b, base + offset);
     mma_split(acc[2 * n], a, {b[0][0], b[1][0], b[2][0]}, {b[0][1], b[1][1], b[2][1]});
     mma_split(acc[2 * n + 1], a, {b[0][2], b[1][2], b[2][2]}, {b[0][3], b[1][3], b[2][3]});
   }

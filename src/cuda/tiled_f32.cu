@@ -8,7 +8,6 @@
 #include "cuda/tiled_f32.cuh"
 #include "cuda/tiled_f32_keys_backward.cuh"
 #include "cuda/tiled_f32_rows_backward.cuh"
-#include "cuda/tiled_plan.h"
 
 namespace lln::cuda {
 namespace {
@@ -81,18 +80,21 @@ void launch_all(Op op, const TiledWork& work) {
 
 void run(const Call& call) {
   if (!tiled_takes(call)) return plain_kernel(call.problem.op).run(call);
-  const TiledWork work = prepare_tiled(call);
-  switch (work.plan.width) {
-    case 32:
-      return launch_all<32>(call.problem.op, work);
-    case 64:
-      return launch_all<64>(call.problem.op, work);
-    default:
-      return launch_all<128>(call.problem.op, work);
-  }
+  launch_float_lln(call.problem.op, prepare_tiled(call));
 }
 
 }  // namespace
+
+void launch_float_lln(Op op, const TiledWork& work) {
+  switch (work.plan.width) {
+    case 32:
+      return launch_all<32>(op, work);
+    case 64:
+      return launch_all<64>(op, work);
+    default:
+      return launch_all<128>(op, work);
+  }
+}
 
 std::vector<Kernel> tiled_f32_forward_kernels() {
   return {{"cuda-tiled-f32", refusal, tiled_bytes, run, DeviceKind::cuda, /*takes_pieces=*/true,

@@ -5,7 +5,7 @@
 
 #include "cuda/split_mma.cuh"
 #include "cuda/tiled_keys.cuh"
-#include "cuda/tiled_rows.cuh"
+#include "cuda/tiled_rows_backward.cuh"
 
 namespace lln::cuda {
 
@@ -236,8 +236,10 @@ __global__ void __launch_bounds__(kRowsThreads, kDim <= 64 ? 3 : 2)
   for (int l = static_cast<int>(threadIdx.x); l < kDim; l += kRowsThreads) {
     exponents[l] = l < dim ? c[l] * kLog2E : -INFINITY;
   }
-  fill_split_operand<kDim, kDim>(operand, tiled.state.values_at(piece.s, piece.head_k),
-                                 tiled.state.row, dim, dim_v);
+  fill_split_operand<kDim, kDim>(
+      operand, tiled.state.values_at(piece.s, piece.head_k), tiled.state.row, dim, dim_v,
+      [&](int column) { return channel_factor(call.lln_weight, piece.head, column); });
+  const RowFactor factor = row_factor(call.lln_weight, piece.sequence, piece.head);
   const float scale = scale_at(call.alpha, piece.s, piece.head) * kLog2E;
   __syncthreads();
   for (int row = first; row < piece.count; row += kStep) {
@@ -247,7 +249,9 @@ __global__ void __launch_bounds__(kRowsThreads, kDim <= 64 ? 3 : 2)
     load_float_rows<kDim>(next, q, call.q.token, row + kStep, piece.count, dim);
     float top[2], sum[2];
     float_weights<kDim>(e, exponents, scale, top, sum);
-    const float inverse[2] = {inverse_of(sum[0]), inverse_of(sum[1])};
+    const int own = row + (static_cast<int>(threadIdx.x) & 31) / 4, last = piece.count - 1;
+    const float inverse[2] = {inverse_of(sum[0]) * factor(piece.begin + min(own, last)),
+                              inverse_of(sum[1]) * factor(piece.begin + min(own + 8, last))};
     float acc[kDim / 8][4] = {};
     multiply_split<kDim, kDim>(acc, e, operand);
 #pragma unroll

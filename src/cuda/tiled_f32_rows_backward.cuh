@@ -113,6 +113,30 @@ struct FloatRowsTile {
   }
 };
 
+// Rows of g, 32 channels from `channel` on, times the weight that their part of the output has:
+// rows `first` + lane / 4 and + 8 of those from row `begin` of the sequence on and before `end`.
+__device__ inline void weigh_float_rows(RowFloats<32>& g, const Weight& weight,
+                                        const DeviceSequence& sequence, std::int64_t head,
+                                        std::int64_t begin, int first, int end, int channel,
+                                        int dim) {
+  const RowFactor factor = row_factor(weight, sequence, head);
+  const int lane = threadIdx.x & 31, own_channel = channel + 8 * (lane & 3);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = first + (lane >> 2) + 8 * half;
+    const float times = row < end ? factor(begin + row) : 1;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) g[0][half][i] *= times;
+  }
+  if (weight.channel == 0 || own_channel >= dim) return;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float times = channel_factor(weight, head, own_channel + i);
+    g[0][0][i] *= times;
+    g[0][1][i] *= times;
+  }
+}
+
 // e becomes W, dW becomes dq, and t grows by the warp's rows.
 __device__ inline void finish_float_rows(RowFloats<32>& e, float (&dw)[4][4], float (&t)[8],
                                          const float (&weight)[2], const float (&delta)[2],
@@ -189,6 +213,10 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 128  ? 1
   float t[8] = {};
   for (int row = own.first; row - own.first < piece.count; row += Shape::kTile) {
     __syncthreads();  // the sums over the tile before are made
+    if (call.kind == Kind::lln_diag) {
+      weigh_float_rows(g_rows, call.lln_weight, piece.sequence, piece.head, piece.begin, row,
+                       piece.count, 32 * slice, dim_v);
+    }
     write_split_rows<Shape::kTile, kDim>(own.g, own.first, slice, g_rows);
     own.meet_group();
     float top[2], mass[2], weight[2], delta[2];

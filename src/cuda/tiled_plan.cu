@@ -79,7 +79,8 @@ TiledScratch lay_out(const Problem& p, bool own_states, std::byte* base) {
     }
     layout = with_keys.bytes() > with_rows.bytes() ? with_keys : with_rows;
   }
-  if (p.has_diag() && p.op == Op::backward) {
+  // f32 has no pass over keys apart from that over rows.
+  if (p.has_diag() && p.op == Op::backward && p.dtype != DType::f32) {
     scratch.diag_mass = layout.take<float>(p.heads * p.batch * p.tokens);
     scratch.diag_delta = layout.take<float>(p.heads * p.batch * p.tokens);
   }
@@ -173,7 +174,8 @@ bool tiled_takes(const Call& call) {
 }
 
 bool weights_apart(const Call& call) {
-  return wants_weights(call) && tiled_takes(without_weights(call));
+  return call.problem.dtype != DType::f32 && wants_weights(call) &&
+         tiled_takes(without_weights(call));
 }
 
 const Kernel& plain_kernel(Op op) {
@@ -185,7 +187,7 @@ const Kernel& plain_kernel(Op op) {
 std::size_t tiled_bytes(const Problem& p, int workers) {
   const std::size_t own = lay_out(p, true, nullptr).bytes;
   const std::size_t most = std::max(own, plain_kernel(p.op).workspace_bytes(p, workers));
-  const bool weights = p.op == Op::backward && p.kind == Kind::lln_diag;
+  const bool weights = p.op == Op::backward && p.kind == Kind::lln_diag && p.dtype != DType::f32;
   return weights ? std::max(most, bytes_with_weights(p, own, workers)) : most;
 }
 

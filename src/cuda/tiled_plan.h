@@ -45,7 +45,8 @@ std::string tiled_refusal(const Problem& p);
 
 // Whether the tensors are aligned and no gradient of a parameter is asked for.
 bool tiled_takes(const Call& call);
-// Whether they would be but for the gradients of weights, which weight_gradients.h has.
+// Whether they would be but for the gradients of weights, which weight_gradients.h has for 16-bit
+// tensors.
 bool weights_apart(const Call& call);
 const Kernel& plain_kernel(Op op);
 

@@ -1,0 +1,85 @@
+// The tiled family of Diag and LLN+Diag in f32: which calls it takes and what is launched. The LLN
+// part is that of tiled_f32.h, and Diag is added to its results in place: they are f32, so that
+// nothing is lost on the way.
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/tiled_f32_diag.h"
+
+#include <algorithm>
+
+#include "cuda/launch.h"
+#include "cuda/tiled_f32.h"
+#include "cuda/tiled_f32_diag.cuh"
+#include "cuda/tiled_f32_diag_backward.cuh"
+
+namespace lln::cuda {
+namespace {
+
+constexpr int kLargest = 128;
+
+// A block that is longer than the sequence is the sequence.
+std::int64_t block_of(const Problem& p) {
+  return p.tokens_k <= kDiagTile ? std::min<std::int64_t>(p.diag_block, kDiagTile) : p.diag_block;
+}
+
+std::string refusal(const Problem& p) {
+  if (!p.has_diag()) return "takes kinds diag and lln+diag alone";
+  if (p.dtype != DType::f32) return "takes f32 alone";
+  if (block_of(p) > kDiagTile) return "takes blocks up to " + std::to_string(kDiagTile);
+  // The widest gradients take more shared memory than some devices have.
+  const bool narrow = p.op == Op::backward && p.device.kind == DeviceKind::cuda &&
+                      device_refusal(p.device.index).empty() &&
+                      shared_memory(p.device.index) < FloatDiagBackwardShape<kLargest>::kShared;
+  const int largest = narrow ? kLargest / 2 : kLargest;
+  if (std::max(p.dim, p.dim_v) > largest) {
+    return "takes dim and dim_v up to " + std::to_string(largest);
+  }
+  return tiled_refusal(p);
+}
+
+template <int kDim>
+void launch_forward(const TiledCall& tiled, const TiledPlan& plan) {
+  launch("float_diag_forward", float_diag_forward<kDim>,
+         LaunchShape{plan.row_jobs * tiled.call.heads, kDiagThreads, kFloatDiagShared<kDim>,
+                     plan.stream, tiled.call.kind == Kind::lln_diag},
+         tiled);
+}
+
+template <int kDim>
+void launch_backward(const TiledCall& tiled, const TiledPlan& plan) {
+  using Shape = FloatDiagBackwardShape<kDim>;
+  launch("float_diag_backward", float_diag_backward<kDim>,
+         LaunchShape{plan.key_rows_jobs * tiled.call.heads_k, Shape::kThreads, Shape::kShared,
+                     plan.stream, tiled.call.kind == Kind::lln_diag},
+         tiled);
+}
+
+template <int kDim>
+void launch_diag(Op op, const TiledWork& work) {
+  (op == Op::backward ? launch_backward<kDim> : launch_forward<kDim>)(work.tiled, work.plan);
+}
+
+void run(const Call& call) {
+  const Problem& p = call.problem;
+  if (!tiled_takes(call)) return plain_kernel(p.op).run(call);
+  TiledWork work = prepare_tiled(call);
+  work.tiled.call.diag_block = block_of(p);
+  if (p.has_lln()) launch_float_lln(p.op, work);
+  switch (work.plan.width) {
+    case 32:
+      return launch_diag<32>(p.op, work);
+    case 64:
+      return launch_diag<64>(p.op, work);
+    default:
+      return launch_diag<128>(p.op, work);
+  }
+}
+
+}  // namespace
+
+std::vector<Kernel> tiled_f32_diag_forward_kernels() {
+  return {{"cuda-tiled-f32-diag", refusal, tiled_bytes, run, DeviceKind::cuda,
+           /*takes_pieces=*/false, tiled_call_bytes}};
+}
+std::vector<Kernel> tiled_f32_diag_backward_kernels() { return tiled_f32_diag_forward_kernels(); }
+
+}  // namespace lln::cuda
