@@ -76,6 +76,8 @@ class Table {
 
 // What the pieces of cut sequences are (conformance/piece_cases.cc).
 void add_piece_cases(Table& table);
+// f32 on tensor cores (conformance/float_cases.cc).
+void add_float_cases(Table& table);
 // Heads of more than 128 channels (conformance/wide_cases.cc).
 void add_wide_cases(Table& table);
 

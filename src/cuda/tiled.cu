@@ -20,7 +20,8 @@ std::string refusal(const Problem& p) {
   constexpr int kWideBytes = 220 * 1024;
   const bool narrow = p.device.kind == DeviceKind::cuda && device_refusal(p.device.index).empty() &&
                       shared_memory(p.device.index) < kWideBytes;
-  const std::int64_t largest = kTiledWidths[!narrow ? 3 : p.op == Op::backward ? 1 : 2];
+  const std::int64_t largest_narrow = p.op == Op::backward ? 64 : 128;
+  const std::int64_t largest = narrow ? largest_narrow : kTiledWidths[3];
   if (std::max(p.dim, p.dim_v) > largest) {
     return "takes dim and dim_v up to " + std::to_string(largest);
   }

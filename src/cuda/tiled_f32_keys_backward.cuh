@@ -95,13 +95,6 @@ __global__ void __launch_bounds__(kKeysBackwardThreads<kDim>, kDim <= 64 ? 3 : 1
   fill_split_tile<kDim, Columns::direct>(shared, tiled.grads.values_at(rows.s, rows.head),
                                          tiled.grads.row, dim, dim_v);
   const float beta = scale_at(call.beta, rows.s, rows.head);
-  // Keys that do not count have zero gradients, whatever they hold.
-  const auto zero_invalid = [&](float(&acc)[kDim / 8][4], int row) {
-    const std::int64_t key = rows.begin + row + (threadIdx.x & 31) / 4;
-    const bool valid[2] = {key_valid(call.sequences, seq, key),
-                           key_valid(call.sequences, seq, key + 8)};
-    zero_rows(acc, valid);
-  };
   __syncthreads();
   for (int row = static_cast<int>(threadIdx.x) / 32 * 16; row < rows.count; row += kStep) {
     float acc[kDim / 8][4] = {};
@@ -109,14 +102,14 @@ __global__ void __launch_bounds__(kKeysBackwardThreads<kDim>, kDim <= 64 ? 3 : 1
                                      [&](float(&x)[2][8], int group) {
                                        float_key_weights(x, added + 32 * group, beta * kLog2E);
                                      });
-    zero_invalid(acc, row);
+    zero_invalid(acc, call.sequences, seq, rows.begin + row);
     store_float_rows<kDim>(dv, call.dv.token, row, rows.count, dim_v, acc);
 #pragma unroll
     for (int i = 0; i < kDim / 2; ++i) acc[i / 4][i % 4] = 0;
     multiply_float_rows<kDim, true>(acc, v, call.v.token, row, rows.count, dim_v, shared,
                                     [](float(&)[2][8], int) {});
     finish_float_keys<kDim>(acc, k, call.k.token, row, rows.count, dim, added, t_sums, beta);
-    zero_invalid(acc, row);
+    zero_invalid(acc, call.sequences, seq, rows.begin + row);
     store_float_rows<kDim>(dk, call.dk.token, row, rows.count, dim, acc);
   }
 }

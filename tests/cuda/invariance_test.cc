@@ -163,6 +163,16 @@ TEST_F(CudaInvariance, WideHeads) {
   }
 }
 
+// f32 on tensor cores: rows that several warps share, and Diag that is added in place.
+TEST_F(CudaInvariance, FloatHeads) {
+  for (const std::string kind : {"lln", "lln+diag16"}) {
+    const Case c = make_case("backward:f32:cpu:b3h2k1n70d64:" + kind);
+    const Inputs in = conformance::make_inputs(c, c.problem.dtype);
+    expect_same_bits(run_on_device(c, in), run_on_device(c, in), to_string(c));
+    expect_alone_as_among_three(c);
+  }
+}
+
 TEST_P(CudaForms, PackedEqualsSeparateCalls) {
   const std::vector<std::int64_t> lengths = {700, 0, 1, 129, 1500, 0};
   for_each_form("b1h4k2n2330d32v64", [&](Case packed) {
