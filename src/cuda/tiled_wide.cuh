@@ -19,6 +19,19 @@ inline constexpr int kWideMatrixBytes = kWideDim * kWideDim * 2;
 // Those of so many channels.
 __device__ inline int wide_groups(int channels) { return (channels + 31) / 32; }
 
+// Starts copying rows of two tensors from row `first` on, zeros past `count`; of the second nothing
+// where not `of_y`. A thread copies the same columns of all rows.
+template <class T>
+__device__ inline void copy_wide_tiles(unsigned char (&stage)[2][kWideTileBytes], const T* x,
+                                       std::int64_t x_stride, int x_dim, const T* y,
+                                       std::int64_t y_stride, int y_dim, int first, int count,
+                                       bool of_y) {
+  copy_tile<kWideTile, kWideDim, kWideThreads>(stage[0], x, x_stride, first, x_dim,
+                                               [&](int row) { return row < count; });
+  copy_tile<kWideTile, kWideDim, kWideThreads>(stage[1], y, y_stride, first, y_dim,
+                                               [&](int row) { return of_y && row < count; });
+}
+
 // acc += x M^T for 16 kBands rows x of a tile, from row `first` on, and 32 rows of M from `row` on,
 // where M is a tile of fill_direct_tile(): sums over `groups` groups of columns, results in direct
 // order.

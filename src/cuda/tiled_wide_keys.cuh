@@ -24,6 +24,15 @@ struct WideKeys {
   float beta, shift, unfactor;
   int dim, dim_v;
 
+  // 16 rows and 32 channels of k become Kn.
+  template <class T>
+  __device__ void weigh(unsigned char* k_tile, int first, int channel, bool folded) const {
+    RowWords<32> kn;
+    read_columns<kWideDim, 32>(kn, k_tile, first, channel);
+    key_weights<T, 32>(kn, shared.added + channel, beta * kLog2E, folded);
+    write_columns<kWideDim, 32>(k_tile, first, channel, kn);
+  }
+
   // 32 columns of dv.
   template <class T>
   __device__ void of_values(float (&acc)[kBands][4][4], const unsigned char* kn_tile,
@@ -85,12 +94,8 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   const int tiles = (rows.count + kWideTile - 1) / kWideTile;
   const auto start = [&](int tile) {
     if (tile < tiles) {
-      auto& stage = shared.stages[tile % kWideStages];
-      const auto inside = [&](int row) { return row < rows.count; };
-      copy_tile<kWideTile, kWideDim, kWideThreads>(stage[0], k, call.k.token, tile * kWideTile, dim,
-                                                   inside);
-      copy_tile<kWideTile, kWideDim, kWideThreads>(stage[1], v, call.v.token, tile * kWideTile,
-                                                   dim_v, inside);
+      copy_wide_tiles(shared.stages[tile % kWideStages], k, call.k.token, dim, v, call.v.token,
+                      dim_v, tile * kWideTile, rows.count, true);
     }
     copy_commit();
   };
@@ -126,10 +131,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
     start(tile + kWideStages - 1);
     unsigned char* const k_tile = shared.stages[tile % kWideStages][0];
     const unsigned char* const v_tile = shared.stages[tile % kWideStages][1];
-    RowWords<32> kn;
-    read_columns<kWideDim, 32>(kn, k_tile, first, column);
-    key_weights<T, 32>(kn, shared.added + column, beta * kLog2E, folded);
-    write_columns<kWideDim, 32>(k_tile, first, column, kn);
+    keys.weigh<T>(k_tile, first, column, folded);
     __syncthreads();
     if (width <= 0) continue;
     float acc[WideKeys::kBands][4][4] = {};

@@ -183,17 +183,12 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   T* const dq = piece.rows<T>(call.dq);
   const int warp = static_cast<int>(threadIdx.x) >> 5;
   const int tiles = (piece.count + kWideTile - 1) / kWideTile;
-  // Without dW a block needs its own columns of g alone; a thread copies the same ones of all rows.
+  // Without dW a block needs its own columns of g alone.
   const bool of_g = static_cast<int>(threadIdx.x) % (kWideDim / 8) >= first_column / 8;
   const auto start = [&](int tile) {
     if (tile < tiles) {
-      auto& stage = shared.stages[tile % kWideStages];
-      const int first = tile * kWideTile;
-      copy_tile<kWideTile, kWideDim, kWideThreads>(stage[0], q, call.q.token, first, dim,
-                                                   [&](int row) { return row < piece.count; });
-      copy_tile<kWideTile, kWideDim, kWideThreads>(
-          stage[1], g, call.g.token, first, dim_v,
-          [&](int row) { return of_g && row < piece.count; });
+      copy_wide_tiles(shared.stages[tile % kWideStages], q, call.q.token, dim, g, call.g.token,
+                      dim_v, tile * kWideTile, piece.count, of_g);
     }
     copy_commit();
   };
