@@ -18,6 +18,8 @@ TUNED = 0  # the seed on which a factor is chosen; the others are what is shown
 USUAL = 64  # channels of the table and of the figure
 SHOWN = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 MIDDLE = 32  # pairs of the column that has the factor
+COMPARED = (8, 32, 256)  # pairs of the table of matching
+CLOSE = 0.005  # shares of right answers that count as the same when a factor is chosen
 SHARES = (0.9, 0.5)
 LABELS = {
     "softmax": "softmax",
@@ -35,17 +37,24 @@ LABELS = {
 }
 DRAWN = ("softmax", "quadratic", "lln-two-sided", "lln-entropy", "lln-none", "elu")
 ABOUT = """
-What a state holds before anything is learned: P pairs of a key and a value, normal numbers in D
-channels each, all of them in the state; every key is then asked for, and the answer is right when
-of the P values its own is the nearest. For softmax, LLN, ELU, ReLU and Performer keys and queries
-are multiplied with the factor, alpha = beta, that is best for each number of pairs (chosen on
-other draws than those shown); matched rows take alpha and beta from the keys as the library would,
-and the rest have no temperature. Blocks of Diag hold the pairs of their own block and are not
-shown."""
+What a state holds before anything is learned: P pairs of a key, normal numbers in D channels, and a
+value, a random direction in as many; all of them in the state; every key is then asked for, and the
+answer is right when of the P values its own is the nearest direction. Keys and queries of softmax,
+LLN, ELU and Performer are multiplied with a factor, alpha = beta: the smallest one that is within
+half a point of the best for that number of pairs, on other draws than those shown (scores of
+softmax and Performer grow with its square). Matched rows take alpha and beta from the keys as the
+library would, and the rest have no temperature. Blocks of Diag hold the pairs of their own block
+and are not shown."""
 NOTE = """
 Trained keys are not random: a training can place them better, if it finds out how, and a model
 has many heads and layers. So this says what a head does by itself, and what its concentration is
 worth, not where a trained model ends."""
+
+
+MATCHING = """
+Moment matching was not made for recall, it follows the concentration of softmax. What it is worth
+here, in all widths: with many pairs most of what the best factor is worth; with few pairs in wide
+heads it is sharper than recall wants, and alpha = beta = 1 does as well or better."""
 
 
 def read(folder):
@@ -59,9 +68,9 @@ def read(folder):
 
 
 def best_scale(seeds, at):
-    """Index of the factor that gave most for the at-th number of pairs."""
+    """Index of the smallest factor that gave about as much as any for the at-th number of pairs."""
     column = [line[at] for line in seeds[TUNED]["accuracy"]]
-    return column.index(max(column))
+    return next(i for i, share in enumerate(column) if share >= max(column) - CLOSE)
 
 
 def shares(seeds, pairs):
@@ -71,15 +80,22 @@ def shares(seeds, pairs):
     return [r["accuracy"][scale][at] for seed, r in sorted(seeds.items()) if seed != TUNED]
 
 
+def mean(seeds, pairs):
+    return statistics.fmean(shares(seeds, pairs))
+
+
 def curve(seeds):
-    return [(pairs, statistics.fmean(shares(seeds, pairs))) for pairs in seeds[TUNED]["pairs"]]
+    return [(pairs, mean(seeds, pairs)) for pairs in seeds[TUNED]["pairs"]]
 
 
 def held(seeds, share):
-    """Up to how many pairs the share of right answers is this large: where the line between two
-    numbers of pairs, drawn over their logarithms, crosses it. None: already the fewest are too
-    many; infinity: all that were tried are held."""
-    points = curve(seeds)
+    """Up to how many pairs the mean of the seeds answers this share rightly."""
+    return crossing(curve(seeds), share)
+
+
+def crossing(points, share):
+    """Where the line between two numbers of pairs, drawn over their logarithms, crosses the share.
+    None: already the fewest are too many; infinity: all that were tried are held."""
     if points[0][1] < share:
         return None
     for (less, above), (more, below) in itertools.pairwise(points):
@@ -109,7 +125,7 @@ def accuracy_table(found):
     rows = [["one of the values", *(f"{100 / p:.1f}" for p in SHOWN), NONE]]
     for name, label in LABELS.items():
         if seeds := found.get((name, USUAL)):
-            means = (statistics.fmean(shares(seeds, p)) for p in SHOWN)
+            means = (mean(seeds, p) for p in SHOWN)
             own = factor(seeds, MIDDLE)
             rows.append(
                 [label, *(f"{100 * y:.1f}" for y in means), NONE if own is None else f"{own:.3g}"]
@@ -140,32 +156,51 @@ def spread(found):
     )
 
 
+def held_spread(found):
+    """The largest deviation over seeds of a number of pairs held, as a part of it, where all seeds
+    have one."""
+    largest = 0
+    for seeds in found.values():
+        pairs = seeds[TUNED]["pairs"]
+        lines = list(zip(*(shares(seeds, p) for p in pairs), strict=True))
+        for share in SHARES:
+            ends = [crossing(list(zip(pairs, line, strict=True)), share) for line in lines]
+            if None not in ends and math.inf not in ends:
+                largest = max(largest, statistics.stdev(ends) / statistics.fmean(ends))
+    return largest
+
+
+def matching_table(found):
+    """What matching is worth: right answers without it, with it, and at the best factor."""
+    rows = []
+    for dim in sorted({dim for _, dim in found}):
+        for pairs in COMPARED:
+            cells = []
+            for name in ("lln-none", "lln-per_head", "lln-entropy", "lln"):
+                seeds = found[name, dim]
+                cells.append(f"{100 * mean(seeds, pairs):.1f} ({factor(seeds, pairs):.3g})")
+            rows.append([f"D = {dim}, {pairs} pairs", *cells])
+    head = ["right answers, % (factor)", "alpha = beta = 1", "per_head", "entropy", "best factor"]
+    return Table(head, rows)
+
+
 def rule(found):
-    """What LLN holds as a share of D: the smallest and the largest over the widths that hold
-    anything."""
-    own = [(dim, seeds) for (name, dim), seeds in found.items() if name == "lln"]
+    """What LLN holds as a share of D, over the widths that hold anything."""
     texts = []
-    for share in SHARES:
-        parts = [held(seeds, share) / dim for dim, seeds in own if held(seeds, share)]
-        texts.append(f"{min(parts):.2f} D to {max(parts):.2f} D at {100 * share:.0f}%")
+    for name, label in (("lln", "at the best factor"), ("lln-entropy", "matched by entropy")):
+        own = sorted((dim, seeds) for (own, dim), seeds in found.items() if own == name)
+        for share in SHARES:
+            ends = [(dim, held(seeds, share)) for dim, seeds in own]
+            ends = [(dim, end) for dim, end in ends if end is not None and end != math.inf]
+            parts = [end / dim for dim, end in ends]
+            texts.append(
+                f"{min(parts):.2f} D to {max(parts):.2f} D at {100 * share:.0f}% {label} (D = "
+                f"{ends[0][0]} to {ends[-1][0]})"
+            )
     return (
-        "For users: by itself a head of LLN with D channels gives back so many random pairs, at "
-        f"the best concentration: {', '.join(texts)}. What must recall more needs wider or more "
-        "heads, two-sided features, or softmax beside it; what lies inside a block is Diag's."
-    )
-
-
-def worth(found):
-    """Of moment matching, at the usual width."""
-    share = {
-        name: f"{100 * statistics.fmean(shares(found[name, USUAL], MIDDLE)):.1f}%"
-        for name in ("lln", "lln-entropy", "lln-per_head", "lln-none")
-    }
-    return (
-        f"Moment matching finds the concentration that recall wants: with {USUAL} channels and "
-        f"{MIDDLE} pairs LLN answers {share['lln-none']} without it, {share['lln-per_head']} "
-        f"(per_head) and {share['lln-entropy']} (entropy) with it, and {share['lln']} at the best "
-        "of all factors that were tried."
+        "For users: by itself a head of LLN with D channels gives back so many random pairs: "
+        f"{'; '.join(texts)}. What must recall more needs wider or more heads, two-sided "
+        "features, or softmax beside it; what lies inside a block is Diag's."
     )
 
 
@@ -213,7 +248,8 @@ def blocks(folder):
     found = read(folder)
     if not found:
         return []
-    facts = next(iter(found.values()))[TUNED]
+    seeds = next(iter(found.values()))
+    facts = seeds[TUNED]
     machine = facts["machine"]
     return [
         Heading(3, "Limits: what a state holds, without training"),
@@ -222,13 +258,15 @@ def blocks(folder):
         Code("experiments/capacity/run"),
         Text(
             f"{machine['cpu']}, {machine['cores']} cores, torch {facts['torch']}, revision "
-            f"{facts['revision'][:7]}. Three seeds of at least {facts['queries']} questions for "
-            f"each number; their deviation is at most {spread(found):.1f} points in the first "
-            "table."
+            f"{facts['revision'][:7]}. Means of {len(seeds) - 1} seeds with at least "
+            f"{facts['queries']} questions for each number; the deviation over seeds is at most "
+            f"{spread(found):.1f} points in the first table, and {100 * held_spread(found):.0f}% "
+            "of a number of pairs held."
         ),
         accuracy_table(found),
-        Text(worth(found)),
+        drawing(found),
         held_table(found),
         Text(rule(found)),
-        drawing(found),
+        Text(MATCHING),
+        matching_table(found),
     ]
