@@ -73,7 +73,7 @@ class Capacity(unittest.TestCase):
         self.assertEqual({name for name, _ in found}, set(capacity.LABELS))
         for (name, _), own in found.items():
             self.assertEqual(sorted(own), [0, 1, 2, 3])
-            # They have a best factor, which is at no end of those tried, once two pairs are not all.
+            # Theirs is at no end of those that were tried, once there are more than two pairs.
             if name in ("softmax", "lln", "lln-two-sided"):
                 for pairs in capacity.SHOWN:
                     self.assertIn(capacity.factor(own, pairs), own[0]["scales"][1:-1])
