@@ -131,7 +131,7 @@ TEST(Adversarial, NanReachesOnlyRowsThatSeeIt) {
       Inputs in = conformance::make_inputs(c, DType::f32);
       (in_values ? in.v : in.k).set(0, 0, 20, 3, std::numeric_limits<double>::quiet_NaN());
       const TensorSet expected = run(c, in, {.kernel = "reference"});
-      for (const std::string& kernel : kernel_names(Op::forward, DeviceKind::cpu)) {
+      for (const std::string& kernel : kernels_here(Op::forward)) {
         const TensorSet outputs = run(c, in, {.kernel = kernel});
         outputs.at("o").for_each([&](auto b, auto h, auto n, auto ch) {
           EXPECT_EQ(std::isnan(outputs.at("o").get(b, h, n, ch)),
@@ -161,7 +161,7 @@ TEST(Adversarial, NothingIsReadBeyondTheValues) {
   std::vector<float> o(kTokens * kDim);
   const float one = 1;
   for (const bool causal : {false, true}) {
-    for (const std::string& kernel : kernel_names(Op::forward, DeviceKind::cpu)) {
+    for (const std::string& kernel : kernels_here(Op::forward)) {
       attention_forward({.q = view(q.data(), shape),
                          .k = view(q.data(), shape),
                          .v = view(static_cast<const float*>(v), shape),
@@ -189,7 +189,7 @@ TEST(Adversarial, GradientsOfLargeValuesStayFinite) {
         t->set(b, h, n, ch, 1.41 + 0.05 * t->get(b, h, n, ch));
       });
     }
-    for (const std::string& kernel : kernel_names(Op::backward, DeviceKind::cpu)) {
+    for (const std::string& kernel : kernels_here(Op::backward)) {
       const TensorSet gradients = run(c, in, {.kernel = kernel});
       for (const TensorSet::Entry& entry : gradients.entries()) {
         entry.tensor.for_each([&](auto b, auto h, auto n, auto ch) {
@@ -210,7 +210,7 @@ TEST(Adversarial, AveragesOfOneAreOneForLargeExponents) {
       in.k.set(b, h, n, ch, 40 * in.k.get(b, h, n, ch));
       in.v.set(b, h, n, ch, 1);
     });
-    for (const std::string& kernel : kernel_names(Op::forward, DeviceKind::cpu)) {
+    for (const std::string& kernel : kernels_here(Op::forward)) {
       const TensorSet outputs = run(c, in, {.kernel = kernel});
       const auto one = [](auto, auto, auto, auto) { return std::optional(1.0); };
       EXPECT_EQ(first_difference(outputs.at("o"), 2e-6, one), "") << to_string(c) << kernel;

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "conformance/data.h"
 
@@ -23,6 +24,17 @@ inline Case make_case(std::string_view problem) {
   Case c;
   c.problem = parse_problem(problem);
   return c;
+}
+
+// The kernels for tensors in host memory that this machine runs: not those for vector instructions
+// that it does not have.
+inline std::vector<std::string> kernels_here(Op op) {
+  const std::string problem = to_string(op) + std::string(":f32:cpu:b1h1n8d8:lln");
+  std::vector<std::string> names = kernel_names(op, DeviceKind::cpu);
+  for (const Explanation::Candidate& candidate : explain(parse_problem(problem)).candidates) {
+    if (candidate.refusal.starts_with("this CPU has no")) std::erase(names, candidate.kernel);
+  }
+  return names;
 }
 
 // Forward or backward, as the case says, on the first kernel that takes it or the one in `exec`.

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "attention_run.h"
 #include "conformance/run.h"
 
 namespace lln::conformance {
@@ -47,7 +48,7 @@ TEST(Conformance, EveryCaseOnEveryKernel) {
 // A kernel that no case reaches is a kernel that nothing tests.
 TEST(Conformance, EveryKernelTakesSomeCase) {
   for (const Op op : {Op::forward, Op::backward, Op::append}) {
-    for (const std::string& kernel : kernel_names(op, DeviceKind::cpu)) {
+    for (const std::string& kernel : test::kernels_here(op)) {
       const std::vector<Case> all = table();
       const bool taken = std::any_of(all.begin(), all.end(), [&](const Case& c) {
         if (c.problem.op != op) return false;

@@ -11,6 +11,7 @@
 #include <random>
 #include <vector>
 
+#include "attention_run.h"
 #include "lln/attention.h"
 #include "math/half.h"
 
@@ -70,7 +71,7 @@ void expect_rounded(const Format& f, std::vector<Pair> pairs, Kind kind, float w
     in.diag_weight = scalar(&weight);
   }
   const AttentionOutputs out = {.o = view(static_cast<void*>(o.data()), f.dtype, values)};
-  for (const std::string& kernel : kernel_names(Op::forward, DeviceKind::cpu)) {
+  for (const std::string& kernel : test::kernels_here(Op::forward)) {
     attention_forward(in, out, {.kind = kind, .diag_block = 2}, {.kernel = kernel});
     for (std::size_t i = 0; i < pairs.size(); ++i) {
       for (const std::size_t row : {place(i), place(i) + kChannels}) {
