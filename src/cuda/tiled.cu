@@ -6,7 +6,6 @@
 
 #include <algorithm>
 
-#include "cuda/device.h"
 #include "cuda/tiled_plan.h"
 
 namespace lln::cuda {
@@ -18,8 +17,7 @@ std::string refusal(const Problem& p) {
   // The widest tiles take more shared memory than many devices have: those of the forward pass and,
   // in the backward pass, those of 128 channels, too.
   constexpr int kWideBytes = 220 * 1024;
-  const bool narrow = p.device.kind == DeviceKind::cuda && device_refusal(p.device.index).empty() &&
-                      shared_memory(p.device.index) < kWideBytes;
+  const bool narrow = lacks_shared_memory(p, kWideBytes);
   const std::int64_t largest_narrow = p.op == Op::backward ? 64 : 128;
   const std::int64_t largest = narrow ? largest_narrow : kTiledWidths[3];
   if (std::max(p.dim, p.dim_v) > largest) {

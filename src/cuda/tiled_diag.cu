@@ -6,7 +6,6 @@
 
 #include <algorithm>
 
-#include "cuda/device.h"
 #include "cuda/tiled_diag_launch.h"
 #include "cuda/tiled_plan.h"
 #include "cuda/weight_gradients.h"
@@ -27,8 +26,7 @@ std::string refusal(const Problem& p) {
     return "takes dim and dim_v up to " + std::to_string(kTiledDiagWidth);
   }
   constexpr int kWideBytes = 200 * 1024;
-  if (p.op == Op::backward && tiled_width(p) == 128 && p.device.kind == DeviceKind::cuda &&
-      device_refusal(p.device.index).empty() && shared_memory(p.device.index) < kWideBytes) {
+  if (p.op == Op::backward && tiled_width(p) == 128 && lacks_shared_memory(p, kWideBytes)) {
     return "takes gradients of dim and dim_v above 64 where a block has " +
            std::to_string(kWideBytes) + " bytes of shared memory";
   }

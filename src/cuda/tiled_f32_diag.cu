@@ -26,9 +26,8 @@ std::string refusal(const Problem& p) {
   if (p.dtype != DType::f32) return "takes f32 alone";
   if (block_of(p) > kDiagTile) return "takes blocks up to " + std::to_string(kDiagTile);
   // The widest gradients take more shared memory than some devices have.
-  const bool narrow = p.op == Op::backward && p.device.kind == DeviceKind::cuda &&
-                      device_refusal(p.device.index).empty() &&
-                      shared_memory(p.device.index) < FloatDiagBackwardShape<kLargest>::kShared;
+  const bool narrow =
+      p.op == Op::backward && lacks_shared_memory(p, FloatDiagBackwardShape<kLargest>::kShared);
   const int largest = narrow ? kLargest / 2 : kLargest;
   if (std::max(p.dim, p.dim_v) > largest) {
     return "takes dim and dim_v up to " + std::to_string(largest);

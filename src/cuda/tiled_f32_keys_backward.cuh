@@ -76,14 +76,10 @@ __global__ void __launch_bounds__(kKeysBackwardThreads<kDim>, kDim <= 64 ? 3 : 1
   if (rows.s < 0) return;
   const DeviceSequence& seq = rows.sequence;
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
-  const auto rows_of = [&](const Rows& tensor) {
-    return static_cast<float*>(tensor.data) + seq.batch * tensor.batch + rows.head * tensor.head +
-           (seq.k_begin + rows.begin) * tensor.token;
-  };
-  const float* const k = rows_of(call.k);
-  const float* const v = rows_of(call.v);
-  float* const dk = rows_of(call.dk);
-  float* const dv = rows_of(call.dv);
+  const float* const k = rows.rows<float>(call.k);
+  const float* const v = rows.rows<float>(call.v);
+  float* const dk = rows.rows<float>(call.dk);
+  float* const dv = rows.rows<float>(call.dv);
   wait_for_previous();
   let_next_start();
   const float* const c = tiled.state.c_at(rows.s, rows.head);

@@ -47,6 +47,13 @@ struct KeyRows {
   DeviceSequence sequence;
   std::int64_t begin = 0;  // in the sequence
   int count = 0;
+
+  // The first of them in a tensor of keys.
+  template <class T>
+  __device__ T* rows(const Rows& tensor) const {
+    return static_cast<T*>(tensor.data) + sequence.batch * tensor.batch + head * tensor.head +
+           (sequence.k_begin + begin) * tensor.token;
+  }
 };
 
 __device__ inline KeyRows key_rows(const TiledCall& tiled, std::uint32_t job, std::uint32_t head) {
@@ -217,14 +224,10 @@ __global__ void __launch_bounds__(kKeysBackwardThreads<kDim>, kDim <= 64 ? 4 : 1
   if (rows.s < 0) return;
   const DeviceSequence& seq = rows.sequence;
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
-  const auto rows_of = [&](const Rows& tensor) {
-    return static_cast<T*>(tensor.data) + seq.batch * tensor.batch + rows.head * tensor.head +
-           (seq.k_begin + rows.begin) * tensor.token;
-  };
-  const T* const k = rows_of(call.k);
-  const T* const v = rows_of(call.v);
-  T* const dk = rows_of(call.dk);
-  T* const dv = rows_of(call.dv);
+  const T* const k = rows.rows<T>(call.k);
+  const T* const v = rows.rows<T>(call.v);
+  T* const dk = rows.rows<T>(call.dk);
+  T* const dv = rows.rows<T>(call.dv);
   constexpr int kStep = 16 * kWarps;
   using Source = KeySource<kDim, T>;
   const int warp = static_cast<int>(threadIdx.x) >> 5;

@@ -159,6 +159,11 @@ std::string tiled_refusal(const Problem& p) {
   return device_refusal(p.device.index);
 }
 
+bool lacks_shared_memory(const Problem& p, int bytes) {
+  return p.device.kind == DeviceKind::cuda && device_refusal(p.device.index).empty() &&
+         shared_memory(p.device.index) < bytes;
+}
+
 bool tiled_takes(const Call& call) {
   const AttentionGradients& grads = call.grads;
   for (const ConstView& view : {call.in.q, call.in.k, call.in.v, ConstView(call.out.o), grads.g,

@@ -43,6 +43,9 @@ StateView state_view(const AttentionState& state);
 // What all tiled families refuse; empty where they do not.
 std::string tiled_refusal(const Problem& p);
 
+// Whether the problem's device is known, and its blocks have less shared memory than this.
+bool lacks_shared_memory(const Problem& p, int bytes);
+
 // Whether the tensors are aligned and no gradient of a parameter is asked for.
 bool tiled_takes(const Call& call);
 // Whether they would be but for the gradients of weights, which weight_gradients.h has for 16-bit

@@ -85,12 +85,8 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   if (rows.s < 0) return;
   const DeviceSequence& seq = rows.sequence;
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
-  const auto rows_of = [&](const Rows& tensor) {
-    return static_cast<T*>(tensor.data) + seq.batch * tensor.batch + rows.head * tensor.head +
-           (seq.k_begin + rows.begin) * tensor.token;
-  };
-  const T* const k = rows_of(call.k);
-  const T* const v = rows_of(call.v);
+  const T* const k = rows.rows<T>(call.k);
+  const T* const v = rows.rows<T>(call.v);
   const int tiles = (rows.count + kWideTile - 1) / kWideTile;
   const auto start = [&](int tile) {
     if (tile < tiles) {
@@ -122,7 +118,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   const int warp = static_cast<int>(threadIdx.x) >> 5, column = warp % kWideGroups * 32;
   const int first = warp / kWideGroups * 16;  // of the rows whose Kn this warp makes
   const bool of_values = warp < kWideGroups;
-  T* const out = rows_of(of_values ? call.dv : call.dk) + column;
+  T* const out = rows.rows<T>(of_values ? call.dv : call.dk) + column;
   const std::int64_t stride = of_values ? call.dv.token : call.dk.token;
   const int width = (of_values ? dim_v : dim) - column;
   for (int tile = 0; tile < tiles; ++tile) {
