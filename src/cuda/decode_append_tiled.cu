@@ -10,6 +10,7 @@
 #include "cuda/decode.h"
 #include "cuda/decode_kernels.h"
 #include "cuda/decode_sets.cuh"
+#include "cuda/instructions.cuh"
 #include "cuda/sm90/causal.h"
 #include "cuda/tiled_causal_plan.h"
 #include "cuda/tiled_plan.h"
@@ -30,8 +31,8 @@ struct TiledAppend {
 };
 
 __device__ inline void flag(const TiledAppend& a, std::int64_t slot) {
-  a.flags[0] = 1;
-  a.flags[1 + slot] = 1;
+  raise_flag(a.flags[0]);
+  raise_flag(a.flags[1 + slot]);
 }
 
 // What the walk begins from.

@@ -143,6 +143,9 @@ __device__ inline void meet(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+// Set by any number of threads, which all write the same.
+__device__ inline void raise_flag(std::uint32_t& flag) { flag = 1; }
+
 // Bytes of device memory on their way to the L2 cache, a multiple of 16.
 __device__ inline void prefetch_l2(const void* from, unsigned bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

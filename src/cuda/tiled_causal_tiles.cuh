@@ -308,8 +308,8 @@ __device__ inline bool write_after(const CausalCall& causal, const CausalPiece& 
 // Says that a head is out of reach, where a thread of the block finds it not good.
 __device__ inline void report_reach(const CausalCall& causal, const CausalPiece& piece, bool good) {
   if (good) return;
-  causal.flags[0] = 1;
-  causal.flags[1 + piece.s * causal.call.heads_k + piece.head_k] = 1;
+  raise_flag(causal.flags[0]);
+  raise_flag(causal.flags[1 + piece.s * causal.call.heads_k + piece.head_k]);
 }
 
 // Rows before the first valid key, which the first piece's block writes.

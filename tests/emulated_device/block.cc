@@ -34,7 +34,8 @@ struct Block {
   std::uint64_t moves = 0;
   unsigned running = 0;
   const std::function<void()>* body = nullptr;
-} block;
+};
+Block& block = *new Block;  // on the heap: variables of the program are shared memory (races.cc)
 
 // Another schedule for a test that is to be tried under several.
 unsigned seed() {
@@ -50,6 +51,9 @@ void complete(Meeting& meeting) {
   meeting.arrived = 0;
   meeting.last = std::exchange(meeting.votes, {});
   ++meeting.number;
+  const Knowledge known = std::exchange(meeting.known, {}).all();
+  for (Thread* const thread : meeting.waiting) thread->clock.known = known;
+  meeting.waiting.clear();
   moved();
 }
 
@@ -62,6 +66,7 @@ void arrive_with(unsigned barrier, unsigned threads, bool own) {
   meeting.threads = threads;
   meeting.votes.all = meeting.votes.all && own;
   meeting.votes.any = meeting.votes.any || own;
+  meeting.known.add(*current);
   if (++meeting.arrived >= (threads == 0 ? block.running : threads)) complete(meeting);
 }
 
@@ -130,6 +135,7 @@ void prepare_block() {
   block.warps.assign((blockDim.x + kLanes - 1) / kLanes, {});
   for (unsigned i = 0; i < block.warps.size(); ++i) {
     constexpr unsigned kRests[] = {0, 8, 15};  // of 16 turns
+    block.warps[i].threads = &block.threads[i * kLanes];
     block.warps[i].lanes = std::min(kLanes, blockDim.x - i * kLanes);
     block.warps[i].rests = kRests[random_bits() % std::size(kRests)];
   }
@@ -144,6 +150,7 @@ void prepare_block() {
     thread.product_groups.clear();
     thread.fiber.start(run_thread, nullptr);
   }
+  begin_order_of_block(block.threads);
 }
 
 void check_end(std::size_t shared) {
@@ -174,6 +181,7 @@ void run_block(std::size_t shared) {
 }  // namespace
 
 unsigned char* dynamic_memory() { return memory; }
+unsigned char* dynamic_memory_end() { return memory + sizeof memory; }
 
 void fault(const std::string& what) {
   std::fprintf(stderr, "emulated device: block %u of %u", blockIdx.x, gridDim.x);
@@ -209,9 +217,14 @@ void together(const char* instruction, void* operand, void (*work)(const Operand
   moved();
 }
 
+void meet_warp() {
+  together("bar.warp.sync", nullptr, [](const Operands&) { meet_lanes(*current->warp); });
+}
+
 Votes meet(unsigned barrier, unsigned threads, bool own) {
-  const Meeting& meeting = block.meetings.at(barrier);
+  Meeting& meeting = block.meetings.at(barrier);
   const std::uint64_t number = meeting.number;
+  meeting.waiting.push_back(current);
   arrive_with(barrier, threads, own);
   wait_until("a barrier of the block", [&] { return meeting.number != number; });
   return meeting.last;
@@ -221,8 +234,36 @@ void arrive(unsigned barrier, unsigned threads) { arrive_with(barrier, threads, 
 
 void begin(Task task) { block.tasks.push_back(std::move(task)); }
 
-void run_grid(unsigned blocks, unsigned threads, std::size_t shared,
+void begin_copy(std::uint32_t to, const void* from, std::size_t bytes, bool valid) {
+  if (to % bytes != 0 || reinterpret_cast<std::uintptr_t>(from) % bytes != 0) {
+    fault("copies " + std::to_string(bytes) + " bytes at addresses that are no multiple");
+  }
+  Groups& copies = current->copies;
+  unsigned char* const at = at_address(to);
+  if (valid) touch(from, bytes, {});
+  touch(at, bytes, {Actor::copy, true, copies.open()});
+  copies.begin_one();
+  begin({{}, [=, ended = copies.end_one()] {
+           if (valid) {
+             std::memcpy(at, from, bytes);
+           } else {
+             std::memset(at, 0, bytes);
+           }
+           ended();
+         }});
+}
+
+void commit_copies() { current->copies.commit(); }
+
+void wait_copies(std::size_t pending_groups) {
+  const Groups& copies = current->copies;
+  wait_until("copies into shared memory", [&] { return copies.ended_but(pending_groups); });
+  current->clock.copies = copies.before(pending_groups);
+}
+
+void run_grid(unsigned blocks, unsigned threads, std::size_t shared, bool overlapping,
               const std::function<void()>& body) {
+  begin_order_of_kernel(overlapping);
   block.body = &body;
   blockDim = {threads, 1, 1};
   gridDim = {blocks, 1, 1};

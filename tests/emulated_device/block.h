@@ -6,6 +6,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "fiber.h"
+#include "races.h"
 
 namespace emulated {
 
@@ -38,12 +40,14 @@ struct Product {
   bool a_in_registers = false;
   std::uint64_t a = 0, b = 0;  // descriptors
   unsigned threads = 0;        // that have begun it
+  std::uint32_t meetings = 0;  // of the warp before it
   std::array<float*, kLanes> results{};
   std::array<std::array<std::uint32_t, 4>, kLanes> words{};
 };
 
 // Lanes of a warp that do one thing together: each brings an operand, and the last one does it.
 struct Warp {
+  Thread* threads = nullptr;
   unsigned lanes = 0, arrived = 0;
   unsigned rests = 0;  // turns of 16 that it does not take
   std::uint64_t meetings = 0;
@@ -63,6 +67,12 @@ class Groups {
     return [this, group = open_] { --under_way(group); };
   }
   void commit() { ++open_; }
+  // The number of the group that is not committed yet, and of the last one but `pending` that is;
+  // the first is 1.
+  std::uint32_t open() const { return static_cast<std::uint32_t>(open_ + 1); }
+  std::uint32_t before(std::size_t pending) const {
+    return static_cast<std::uint32_t>(open_ - std::min(open_, pending));
+  }
   // Whether at most the last `pending` groups that were committed are under way.
   bool ended_but(std::size_t pending) const {
     for (std::size_t group = 0; group + pending < open_ && group < under_way_.size(); ++group) {
@@ -88,6 +98,8 @@ struct Meeting {
   unsigned arrived = 0, threads = 0;  // of so many; 0: of all that have not ended
   std::uint64_t number = 0;
   Votes votes, last;
+  std::vector<Thread*> waiting;
+  Gathering known;
 };
 
 struct Thread {
@@ -97,6 +109,7 @@ struct Thread {
   unsigned lane = 0;
   bool ended = false;
   const char* waits_for = nullptr;
+  Clock clock;
   Groups copies, stores;
   std::size_t products_awaited = 0;
   std::size_t products = 0;                 // that it has begun
@@ -107,6 +120,7 @@ extern Thread* current;  // that runs; one kernel runs at a time
 
 // The shared memory that a launch asked for; addresses of 32 bits are counted from here.
 unsigned char* dynamic_memory();
+unsigned char* dynamic_memory_end();
 inline std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(static_cast<const unsigned char*>(p) - dynamic_memory());
 }
@@ -128,6 +142,7 @@ void wait_until(const char* what, const Ready& ready) {
 // All lanes of the warp meet, and `work` is given what each of them brought.
 using Operands = std::array<void*, kLanes>;
 void together(const char* instruction, void* operand, void (*work)(const Operands&));
+void meet_warp();
 
 // A barrier of the block: waits for `threads` threads, 0 for all that have not ended. Says whether
 // `own` holds in all of them, and in any.
@@ -141,7 +156,13 @@ struct Task {
 };
 void begin(Task task);
 
-void run_grid(unsigned blocks, unsigned threads, std::size_t shared,
+// Copies into shared memory that threads begin themselves (cp.async); zeros where not `valid`.
+void begin_copy(std::uint32_t to, const void* from, std::size_t bytes, bool valid);
+void commit_copies();
+void wait_copies(std::size_t pending_groups);
+
+// `overlapping`: may start before the grid before it has ended.
+void run_grid(unsigned blocks, unsigned threads, std::size_t shared, bool overlapping,
               const std::function<void()>& body);
 
 }  // namespace emulated

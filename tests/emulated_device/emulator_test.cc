@@ -110,6 +110,23 @@ TEST(Emulator, ProductsTakeTheirTime) {
   }
 }
 
+// 1 + 16 products of 2^-13 times 2^-12, each less than the last bit that is kept beside 1; or, with
+// a sum that begins at 0, those products alone.
+__global__ void add_small(float* out, float first) {
+  const std::uint32_t a = pack<Bf16>(0x1p-13F, 0x1p-13F), b = pack<Bf16>(0x1p-12F, 0x1p-12F);
+  float sums[4] = {first, first, first, first};
+  mma<Bf16>(sums, a, a, a, a, b, b);
+  out[blockIdx.x * kThreads + threadIdx.x] = sums[3];
+}
+
+TEST(Emulator, TensorCoresCutSumsOff) {
+  std::vector<float> out(3 * kThreads);
+  start(add_small, 0, out.data(), 1.0F);
+  EXPECT_EQ(out[5], 1.0F);
+  start(add_small, 0, out.data(), 0.0F);
+  EXPECT_EQ(out[5], 0x1p-21F);
+}
+
 __global__ void write_at(int byte) {
   LLN_DYNAMIC_SHARED(memory);
   if (threadIdx.x == 0) memory[byte] = 1;

@@ -5,21 +5,23 @@
 
 #include <algorithm>
 #include <cstring>
-#include <vector>
 
 #include "math/half.h"
+#include "tensor_core.h"
 
 namespace emulated {
 namespace {
 
-constexpr std::uint32_t kDepth = 16, kRows = 16;  // of a warp's part of a product
-constexpr std::uint32_t kRow = 128;               // bytes of a row of a tile
+constexpr std::uint32_t kRows = 16;   // of a warp's part of a product
+constexpr std::uint32_t kRow = 128;   // bytes of a row of a tile
+constexpr std::uint32_t kPiece = 16;  // bytes that stay together
 
 // 16-byte pieces of rows of 128 bytes lie where their number, XOR that of the row in eight, says.
 std::uint32_t permuted(std::uint32_t address) { return address ^ ((address >> 7 & 7) << 4); }
 
-// Number `outer` (row of a, column of b), `k` of an operand in shared memory.
-float operand_at(std::uint64_t descriptor, bool transposed, std::uint32_t outer, std::uint32_t k) {
+// Where number `outer` (row of a, column of b), `k` of an operand lies in shared memory.
+const unsigned char* operand_place(std::uint64_t descriptor, bool transposed, std::uint32_t outer,
+                                   std::uint32_t k) {
   const auto field = [&](int bit) {
     return static_cast<std::uint32_t>(descriptor >> bit & 0x3FFF) << 4;
   };
@@ -34,14 +36,35 @@ float operand_at(std::uint64_t descriptor, bool transposed, std::uint32_t outer,
       fault("a product with an operand by columns that is not permuted: not emulated");
     address += outer / 8 * stride + k / 8 * leading + outer % 8 * 16 + k % 8 * 2;
   }
+  return at_address(address);
+}
+float operand_at(std::uint64_t descriptor, bool transposed, std::uint32_t outer, std::uint32_t k) {
   std::uint16_t bits;
-  std::memcpy(&bits, at_address(address), sizeof bits);
+  std::memcpy(&bits, operand_place(descriptor, transposed, outer, k), sizeof bits);
   return lln::f32_from_bf16(bits);
+}
+
+// What a warp's part of a product reads, when it is begun: 16 bytes are eight of the sum, or eight
+// rows or columns.
+void touch_operands(const Product& product, std::uint32_t warp, std::size_t index) {
+  const Access access{Actor::product, false, static_cast<std::uint32_t>(index + 1)};
+  const auto touch_operand = [&](std::uint64_t descriptor, bool transposed, std::uint32_t first,
+                                 std::uint32_t count) {
+    for (std::uint32_t outer = 0; outer < count; outer += transposed ? 8 : 1) {
+      for (std::uint32_t k = 0; k < kProductDepth; k += transposed ? 1 : 8) {
+        touch(operand_place(descriptor, transposed, first + outer, k), 16, access);
+      }
+    }
+  };
+  if (!product.a_in_registers) {
+    touch_operand(product.a, product.a_transposed, warp * kRows, kRows);
+  }
+  touch_operand(product.b, product.b_transposed, 0, product.columns);
 }
 
 // `warp`: of the four of a group, which have 16 rows each.
 void multiply(const Product& product, std::uint32_t warp) {
-  float a[kRows][kDepth];
+  float a[kRows][kProductDepth];
   if (product.a_in_registers) {
     for (std::size_t lane = 0; lane < kLanes; ++lane) {
       for (std::size_t i = 0; i < 4; ++i) {
@@ -53,35 +76,39 @@ void multiply(const Product& product, std::uint32_t warp) {
     }
   } else {
     for (std::uint32_t row = 0; row < kRows; ++row) {
-      for (std::uint32_t k = 0; k < kDepth; ++k) {
+      for (std::uint32_t k = 0; k < kProductDepth; ++k) {
         a[row][k] = operand_at(product.a, product.a_transposed, warp * kRows + row, k);
       }
     }
   }
-  std::vector<float> b(kDepth * product.columns);
-  for (std::uint32_t column = 0; column < product.columns; ++column) {
-    for (std::uint32_t k = 0; k < kDepth; ++k) {
-      b[column * kDepth + k] = operand_at(product.b, product.b_transposed, column, k);
+  for (std::uint32_t first = 0; first < product.columns; first += kProductColumns) {
+    float b[kProductDepth][kProductColumns];
+    for (std::uint32_t k = 0; k < kProductDepth; ++k) {
+      for (std::uint32_t column = 0; column < kProductColumns; ++column) {
+        b[k][column] = operand_at(product.b, product.b_transposed, first + column, k);
+      }
     }
-  }
-  for (std::size_t lane = 0; lane < kLanes; ++lane) {
-    for (std::size_t i = 0; i < product.columns / 2; ++i) {
-      const std::size_t row = lane / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-      float sum = 0;
-      for (std::size_t k = 0; k < kDepth; ++k) sum += a[row][k] * b[column * kDepth + k];
-      float& result = product.results[lane][i];
-      result = product.accumulate ? result + sum : sum;
+    for (std::uint32_t row = 0; row < kRows; ++row) {
+      const auto place = [&](std::uint32_t column) -> float& {
+        return product.results[row % 8 * 4 + column / 2][first / 2 + row / 8 * 2 + column % 2];
+      };
+      float sums[kProductColumns];
+      for (std::uint32_t i = 0; i < kProductColumns; ++i) {
+        sums[i] = product.accumulate ? place(i) : 0;
+      }
+      add_products(sums, a[row], b);
+      for (std::uint32_t i = 0; i < kProductColumns; ++i) place(i) = sums[i];
     }
   }
 }
 
-// Calls copy(where in device memory, where in shared memory) for every element of the box; null
-// where it is outside of the tensor.
+// Calls copy(where in device memory, where in shared memory) for every piece of 16 bytes of the
+// box; null where it is outside of the tensor.
 template <class Copy>
 void for_each_piece(const CUtensorMap& map, const Corner& corner, std::uint32_t shared,
                     const Copy& copy) {
   for (std::uint32_t row = 0; row < map.box[1]; ++row) {
-    for (std::uint32_t column = 0; column < map.box[0]; ++column) {
+    for (std::uint32_t column = 0; column < map.box[0]; column += kPiece / 2) {
       const std::int64_t at[4] = {corner[0] + std::int64_t{column}, corner[1] + std::int64_t{row},
                                   corner[2], corner[3]};
       bool inside = true;
@@ -97,6 +124,7 @@ void for_each_piece(const CUtensorMap& map, const Corner& corner, std::uint32_t 
 
 void settle_phase(ByteBarrier& barrier) {
   if (barrier.pending != 0 || barrier.bytes != 0) return;
+  end_phase(phases_of(&barrier));
   barrier.parity ^= 1;
   barrier.pending = barrier.expected;
   moved();
@@ -133,8 +161,11 @@ void begin_product(float* results, std::size_t columns, std::uint64_t a, const s
   }
   product.results[current->lane] = results;
   if (words != nullptr) std::memcpy(product.words[current->lane].data(), words, 16);
-  ++product.threads;
+  product.meetings = static_cast<std::uint32_t>(warp.meetings);
+  if (++product.threads == kLanes) touch_operands(product, current->index / kLanes % 4, index);
 }
+
+void commit_products() { current->product_groups.push_back(current->products); }
 
 void wait_products(std::size_t pending_groups) {
   const auto& groups = current->product_groups;
@@ -142,37 +173,51 @@ void wait_products(std::size_t pending_groups) {
   const std::size_t until = groups[groups.size() - 1 - pending_groups];
   current->products_awaited = until;
   // A product has ended when all four warps of the group have done theirs.
-  const Warp* const first = current->warp - current->index / kLanes % 4;
+  Warp* const first = current->warp - current->index / kLanes % 4;
   wait_until("products", [&] {
     return std::all_of(first, first + 4,
                        [&](const Warp& warp) { return warp.products_done >= until; });
   });
+  current->clock.products = static_cast<std::uint32_t>(until);
+  for (unsigned i = 0; i < 4 && until > 0; ++i) {
+    current->clock.lanes[i] = first[i].products[until - 1].meetings;
+  }
 }
 
 void barrier_init(ByteBarrier& barrier, unsigned arrivals) {
   barrier = {static_cast<std::uint16_t>(arrivals), static_cast<std::uint16_t>(arrivals), 0, 0};
+  touch(&barrier, sizeof barrier, {.writes = true});
 }
 
 void barrier_arrive(ByteBarrier& barrier, unsigned times, int bytes) {
   if (barrier.pending < times) fault("more arrivals at a barrier than it expects");
+  touch(&barrier, sizeof barrier, {});
+  phases_of(&barrier).arrived.add(*current);
   barrier.bytes += bytes;
   barrier.pending = static_cast<std::uint16_t>(barrier.pending - times);
   settle_phase(barrier);
 }
 
 void barrier_wait(const ByteBarrier& barrier, std::uint32_t parity) {
+  touch(&barrier, sizeof barrier, {});
   wait_until("a barrier that counts bytes", [&] { return barrier.parity != parity; });
+  learn(*current, phases_of(&barrier).ended);
 }
 
 void load_box(void* to, const CUtensorMap& map, const Corner& corner, ByteBarrier& barrier) {
   const std::uint32_t shared = shared_address(to);
   if (shared % 1024 != 0) fault("a box is copied to an address that is no multiple of 1024");
+  const PhaseOrder& phases = phases_of(&barrier);
+  for_each_piece(map, corner, shared, [&](const unsigned char* from, const unsigned char* in) {
+    if (from != nullptr) touch(from, kPiece, {});
+    touch(in, kPiece, {Actor::box, true, phases.phase + 1, &phases});
+  });
   begin({{}, [=, &barrier] {
            for_each_piece(map, corner, shared, [](const unsigned char* from, unsigned char* in) {
              if (from != nullptr) {
-               std::memcpy(in, from, 2);
+               std::memcpy(in, from, kPiece);
              } else {
-               std::memset(in, 0, 2);
+               std::memset(in, 0, kPiece);
              }
            });
            barrier.bytes -= static_cast<int>(map.box[0] * map.box[1] * 2);
@@ -184,13 +229,26 @@ void store_box(const CUtensorMap& map, const void* from, const Corner& corner) {
   const std::uint32_t shared = shared_address(from);
   if (shared % 1024 != 0) fault("a box is copied from an address that is no multiple of 1024");
   Groups& stores = current->stores;
+  for_each_piece(map, corner, shared, [&](const unsigned char* to, const unsigned char* out) {
+    if (to == nullptr) return;
+    touch(out, kPiece, {Actor::store, false, stores.open()});
+    touch(to, kPiece, {Actor::store, true, ~std::uint32_t{0}});  // nobody waits for its end
+  });
   stores.begin_one();
   begin({{}, [=, ended = stores.end_one()] {
            for_each_piece(map, corner, shared, [](unsigned char* to, const unsigned char* out) {
-             if (to != nullptr) std::memcpy(to, out, 2);
+             if (to != nullptr) std::memcpy(to, out, kPiece);
            });
            ended();
          }});
+}
+
+void commit_stores() { current->stores.commit(); }
+
+void wait_stores_read(std::size_t pending_groups) {
+  const Groups& stores = current->stores;
+  wait_until("copies out of shared memory", [&] { return stores.ended_but(pending_groups); });
+  current->clock.stores = stores.before(pending_groups);
 }
 
 }  // namespace emulated

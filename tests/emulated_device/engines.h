@@ -12,6 +12,7 @@ namespace emulated {
 // 16 of the sum; a: a descriptor, or 64 rows in registers.
 void begin_product(float* results, std::size_t columns, std::uint64_t a, const std::uint32_t* words,
                    bool a_transposed, std::uint64_t b, bool b_transposed, bool accumulate);
+void commit_products();
 void wait_products(std::size_t pending_groups);
 
 struct ByteBarrier {
@@ -28,5 +29,7 @@ void barrier_wait(const ByteBarrier& barrier, std::uint32_t parity);
 using Corner = std::array<int, 4>;
 void load_box(void* to, const CUtensorMap& map, const Corner& corner, ByteBarrier& barrier);
 void store_box(const CUtensorMap& map, const void* from, const Corner& corner);
+void commit_stores();
+void wait_stores_read(std::size_t pending_groups);
 
 }  // namespace emulated

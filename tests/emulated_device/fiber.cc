@@ -127,5 +127,9 @@ void Fiber::start(void (*body)(void*), void* argument) {
 }
 void Fiber::resume() { state_->go_in(); }
 void Fiber::leave() { state_->go_out(); }
+bool Fiber::has_on_stack(const void* memory) const {
+  const auto first = reinterpret_cast<std::uintptr_t>(state_->stack);
+  return reinterpret_cast<std::uintptr_t>(memory) - first < kStackBytes;
+}
 
 }  // namespace emulated

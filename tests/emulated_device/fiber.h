@@ -18,6 +18,7 @@ class Fiber {
   void start(void (*body)(void*), void* argument);
   void resume();  // until it leaves or its body returns
   void leave();   // from inside, back to who resumed it
+  bool has_on_stack(const void* memory) const;
 
  private:
   struct State;

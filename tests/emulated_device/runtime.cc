@@ -14,6 +14,25 @@
 #include <utility>
 #include <vector>
 
+namespace {
+
+std::mutex one_kernel;
+
+void release(void* memory) {
+  {
+    const std::lock_guard lock(one_kernel);
+    emulated::forget_device_memory(memory);
+  }
+  std::free(memory);
+}
+// What was asked for is over before what comes next.
+void end_kernels() {
+  const std::lock_guard lock(one_kernel);
+  emulated::end_order_of_kernels();
+}
+
+}  // namespace
+
 // What a stream was asked for while it was captured.
 struct Captured {
   std::vector<std::function<void()>> nodes;
@@ -22,7 +41,7 @@ struct Captured {
   Captured(const Captured&) = delete;
   Captured& operator=(const Captured&) = delete;
   ~Captured() {
-    for (void* const each : memory) std::free(each);
+    for (void* const each : memory) release(each);
   }
 };
 struct EmulatedGraph {  // and the programs made of it
@@ -38,7 +57,6 @@ namespace {
 constexpr int kMultiprocessors = 4;
 constexpr std::size_t kMemory = std::size_t{1} << 32;
 constexpr int kMostShared = 227 * 1024, kSharedWithoutAsking = 48 * 1024;
-std::mutex one_kernel;
 std::map<const void*, int> shared_limits;  // of kernels that asked for more
 
 cudaError_t allocate(void** memory, std::size_t bytes) {
@@ -49,6 +67,8 @@ cudaError_t allocate(void** memory, std::size_t bytes) {
     return cudaErrorMemoryAllocation;
   }
   std::memset(*memory, 0xFF, bytes);  // NaN in every type
+  const std::lock_guard lock(one_kernel);
+  emulated::know_device_memory(*memory, bytes);
   return cudaSuccess;
 }
 
@@ -106,7 +126,10 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   *properties = {"emulated device", 9, 0, kMultiprocessors, kMemory};
   return cudaSuccess;
 }
-cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+cudaError_t cudaDeviceSynchronize() {
+  end_kernels();
+  return cudaSuccess;
+}
 cudaError_t cudaStreamCreate(cudaStream_t* stream) {
   *stream = new EmulatedStream;
   return cudaSuccess;
@@ -116,7 +139,9 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  return capturing(stream) ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
+  if (capturing(stream)) return cudaErrorStreamCaptureUnsupported;
+  end_kernels();
+  return cudaSuccess;
 }
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   stream->captured = std::make_shared<Captured>();
@@ -142,7 +167,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
 cudaError_t cudaMalloc(void** memory, std::size_t bytes) { return allocate(memory, bytes); }
 cudaError_t cudaFree(void* memory) {
-  std::free(memory);
+  release(memory);
   return cudaSuccess;
 }
 cudaError_t cudaMallocAsync(void** memory, std::size_t bytes, cudaStream_t stream) {
@@ -158,6 +183,7 @@ cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned) {
 }
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
   if (bytes > 0) std::memmove(to, from, bytes);
+  end_kernels();
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
@@ -166,6 +192,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
 }
 cudaError_t cudaMemset(void* to, int value, std::size_t bytes) {
   if (bytes > 0) std::memset(to, value, bytes);
+  end_kernels();
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream) {
@@ -193,9 +220,10 @@ cudaError_t emulated::launch(const cudaLaunchConfig_t& config, const void* kerne
       return cudaErrorInvalidValue;
     }
   }
+  const bool overlapping = config.numAttrs > 0;
   return run(config.stream, [=] {
     const std::lock_guard lock(one_kernel);
-    run_grid(config.gridDim.x, config.blockDim.x, config.dynamicSmemBytes, thread);
+    run_grid(config.gridDim.x, config.blockDim.x, config.dynamicSmemBytes, overlapping, thread);
   });
 }
 
@@ -214,7 +242,8 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_
                                 CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
                                 CUtensorMapFloatOOBfill) {
   // What load_box() and store_box() know; the enumerations have no other values here.
-  const bool known = box[0] == 64 && box[1] <= 256 && box[2] == 1 && box[3] == 1 &&
+  const bool known = box[0] == 64 && sizes[0] % 8 == 0 && box[1] <= 256 && box[2] == 1 &&
+                     box[3] == 1 &&
                      std::all_of(steps, steps + 4, [](cuuint32_t step) { return step == 1; });
   if (!known || rank != 4 || reinterpret_cast<std::uintptr_t>(data) % 16 != 0)
     return CUDA_ERROR_INVALID_VALUE;

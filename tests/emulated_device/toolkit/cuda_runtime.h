@@ -28,6 +28,9 @@
 #define __noinline__ __attribute__((noinline))
 #define __CUDA_ARCH_FEAT_SM90_ALL
 
+// For what is done beside the threads: its accesses to memory are told of by touch(), if at all.
+#define EMULATED_BESIDE __attribute__((no_sanitize("thread")))
+
 struct dim3 : emulated::Dim {
   constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : Dim{x_, y_, z_} {}
 };
@@ -66,20 +69,24 @@ void __stcs(T* to, T x) {
   *to = x;
 }
 
+// Have an order among themselves; other accesses before them must be over.
 template <class T>
-T atomicOr(T* at, T x) {
+EMULATED_BESIDE T atomicOr(T* at, T x) {
+  emulated::touch(at, sizeof *at, {});
   const T before = *at;
   *at |= x;
   return before;
 }
 template <class T>
-T atomicMin(T* at, T x) {
+EMULATED_BESIDE T atomicMin(T* at, T x) {
+  emulated::touch(at, sizeof *at, {});
   const T before = *at;
   *at = std::min(before, x);
   return before;
 }
 template <class T>
-T atomicMax(T* at, T x) {
+EMULATED_BESIDE T atomicMax(T* at, T x) {
+  emulated::touch(at, sizeof *at, {});
   const T before = *at;
   *at = std::max(before, x);
   return before;
@@ -99,7 +106,7 @@ T exchanged(const char* instruction, T x, unsigned from) {
     unsigned from;
     T got;
   } own{x, from < kLanes ? from : current->lane, {}};
-  together(instruction, &own, [](const Operands& lanes) {
+  together(instruction, &own, [](const Operands& lanes) EMULATED_BESIDE {
     for (void* const each : lanes) {
       auto& lane = *static_cast<Lane*>(each);
       lane.got = static_cast<const Lane*>(lanes[lane.from])->given;
@@ -113,7 +120,7 @@ inline std::uint32_t ballot(const char* instruction, bool own) {
     bool given;
     std::uint32_t got;
   } lane{own, 0};
-  together(instruction, &lane, [](const Operands& lanes) {
+  together(instruction, &lane, [](const Operands& lanes) EMULATED_BESIDE {
     std::uint32_t all = 0;
     for (unsigned i = 0; i < kLanes; ++i) {
       all |= std::uint32_t{static_cast<const Lane*>(lanes[i])->given} << i;
@@ -163,7 +170,7 @@ inline int __any_sync(unsigned mask, int x) {
 }
 inline void __syncwarp(unsigned mask = ~0U) {
   emulated::check_lanes(mask);
-  emulated::ballot("bar.warp.sync", true);
+  emulated::meet_warp();
 }
 
 // --- the runtime

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "emulated_device/tensor_core.h"
+
 #define LLN_DYNAMIC_SHARED(name) unsigned char* const name = ::emulated::dynamic_memory()
 
 namespace lln::cuda {
@@ -52,7 +54,7 @@ void mma(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2, st
     std::uint32_t a[4], b[2];
     float* d;
   } own{{a0, a1, a2, a3}, {b0, b1}, d};
-  emulated::together("mma", &own, [](const emulated::Operands& lanes) {
+  emulated::together("mma", &own, [](const emulated::Operands& lanes) EMULATED_BESIDE {
     float a[16][16], b[16][8];
     for (unsigned lane = 0; lane < emulated::kLanes; ++lane) {
       const Lane& from = *static_cast<const Lane*>(lanes[lane]);
@@ -66,14 +68,15 @@ void mma(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2, st
         }
       }
     }
-    for (unsigned lane = 0; lane < emulated::kLanes; ++lane) {
-      float* const to = static_cast<const Lane*>(lanes[lane])->d;
-      for (unsigned i = 0; i < 4; ++i) {
-        const unsigned row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-        float sum = 0;
-        for (unsigned k = 0; k < 16; ++k) sum += a[row][k] * b[k][column];
-        to[i] += sum;
-      }
+    for (unsigned row = 0; row < 16; ++row) {
+      float sums[8];
+      const auto place = [&](unsigned column) -> float& {
+        const Lane& lane = *static_cast<const Lane*>(lanes[row % 8 * 4 + column / 2]);
+        return lane.d[row / 8 * 2 + column % 2];
+      };
+      for (unsigned column = 0; column < 8; ++column) sums[column] = place(column);
+      emulated::add_products(sums, a[row], b);
+      for (unsigned column = 0; column < 8; ++column) place(column) = sums[column];
     }
   });
 }
@@ -88,9 +91,15 @@ void load_four(std::uint32_t (&x)[4], std::uint32_t address) {
   struct Lane {
     const unsigned char* row;
     std::uint32_t* x;
-  } own{emulated::at_address(address), x};
+    emulated::Thread* thread;
+  } own{emulated::at_address(address), x, emulated::current};
   emulated::together(
-      kTransposed ? "ldmatrix.trans" : "ldmatrix", &own, [](const emulated::Operands& lanes) {
+      kTransposed ? "ldmatrix.trans" : "ldmatrix", &own,
+      [](const emulated::Operands& lanes) EMULATED_BESIDE {
+        for (void* const each : lanes) {
+          const Lane& lane = *static_cast<const Lane*>(each);
+          emulated::touch_as(*lane.thread, lane.row, 16, {emulated::Actor::lanes});
+        }
         for (unsigned lane = 0; lane < emulated::kLanes; ++lane) {
           for (unsigned matrix = 0; matrix < 4; ++matrix) {
             std::uint16_t pair[2];
@@ -114,39 +123,23 @@ inline void load_transposed(std::uint32_t (&x)[4], std::uint32_t address) {
   load_four<true>(x, address);
 }
 
-inline void begin_copy(std::uint32_t to, const void* from, std::size_t bytes, bool valid) {
-  if (to % bytes != 0 || reinterpret_cast<std::uintptr_t>(from) % bytes != 0) {
-    emulated::fault("copies " + std::to_string(bytes) + " bytes at addresses that are no multiple");
-  }
-  emulated::Groups& copies = emulated::current->copies;
-  copies.begin_one();
-  unsigned char* const at = emulated::at_address(to);
-  emulated::begin({{}, [=, ended = copies.end_one()] {
-                     if (valid) {
-                       std::memcpy(at, from, bytes);
-                     } else {
-                       std::memset(at, 0, bytes);
-                     }
-                     ended();
-                   }});
-}
 inline void copy_async(std::uint32_t to, const void* from, bool valid) {
-  begin_copy(to, from, 16, valid);
+  emulated::begin_copy(to, from, 16, valid);
 }
 inline void copy_word_async(std::uint32_t to, const void* from, bool valid) {
-  begin_copy(to, from, 4, valid);
+  emulated::begin_copy(to, from, 4, valid);
 }
-inline void copy_commit() { emulated::current->copies.commit(); }
+inline void copy_commit() { emulated::commit_copies(); }
 template <int kPending>
 void copy_wait() {
-  emulated::wait_until("copies into shared memory",
-                       [] { return emulated::current->copies.ended_but(kPending); });
+  emulated::wait_copies(kPending);
 }
 
-// Kernels run one after the other.
-inline void wait_for_previous() {}
-inline void let_next_start() {}
+// Kernels run one after the other; what they touch is checked as if they did not.
+inline void wait_for_previous() { emulated::wait_for_previous_kernel(); }
+inline void let_next_start() { emulated::let_next_kernel_start(); }
 inline void prefetch_l2(const void*, unsigned) {}
+EMULATED_BESIDE inline void raise_flag(std::uint32_t& flag) { flag = 1; }
 
 inline void meet(int barrier, int threads) {
   emulated::meet(static_cast<unsigned>(barrier), static_cast<unsigned>(threads));

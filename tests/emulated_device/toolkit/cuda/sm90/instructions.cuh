@@ -9,11 +9,9 @@
 
 namespace lln::cuda::sm90 {
 
-inline void show_products() {}
+inline void show_products() { emulated::show_writes(*emulated::current); }
 inline void begin_products() {}
-inline void commit_products() {
-  emulated::current->product_groups.push_back(emulated::current->products);
-}
+inline void commit_products() { emulated::commit_products(); }
 template <int kPending>
 void wait_products() {
   emulated::wait_products(kPending);
@@ -66,11 +64,10 @@ inline void store_box(const CUtensorMap& map, const void* from, int channel, int
                       int batch) {
   emulated::store_box(map, from, {channel, token, head, batch});
 }
-inline void stores_commit() { emulated::current->stores.commit(); }
+inline void stores_commit() { emulated::commit_stores(); }
 template <int kPending>
 void stores_wait_read() {
-  emulated::wait_until("copies out of shared memory",
-                       [] { return emulated::current->stores.ended_but(kPending); });
+  emulated::wait_stores_read(kPending);
 }
 
 inline void store_matrices(std::uint32_t address, std::uint32_t x0, std::uint32_t x1,
@@ -80,7 +77,8 @@ inline void store_matrices(std::uint32_t address, std::uint32_t x0, std::uint32_
     unsigned char* row;
     std::uint32_t x[4];
   } own{emulated::at_address(address), {x0, x1, x2, x3}};
-  emulated::together("stmatrix", &own, [](const emulated::Operands& lanes) {
+  emulated::touch(own.row, 16, {.writes = true, .instruction = __builtin_return_address(0)});
+  emulated::together("stmatrix", &own, [](const emulated::Operands& lanes) EMULATED_BESIDE {
     for (unsigned lane = 0; lane < emulated::kLanes; ++lane) {
       for (unsigned matrix = 0; matrix < 4; ++matrix) {
         unsigned char* const row = static_cast<const Lane*>(lanes[8 * matrix + lane / 4])->row;
