@@ -168,11 +168,12 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 2 : 1)
             {statistics + 2 * kChunk, statistics + 3 * kChunk, statistics + 4 * kChunk});
       }
       __syncthreads();
+      const bool begun = !kGrouped || head > 0;  // du and dv_acc
       PairSums pairs;
       begin_products();
       multiply<kSteps>(pairs, eu_rows, ByRows<kChunk>(y_tile, 0), false);
       commit_products();
-      if (head == 0) {
+      if constexpr (!kGrouped) {
         multiply<kSteps>(du, v_rows, ByRows<kDim>(sum_tile, 64 * panel), false);
         multiply<kSteps>(dv_acc, eu_rows, ByColumns<kDim>(sum_tile, 64 * panel), false);
       }
@@ -180,7 +181,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 2 : 1)
         if constexpr (kGrouped) {
           multiply_words(near, ds, ByColumns<kChunk>(q_tile, 64 * panel), head > 0);
         }
-        multiply_words(dv_acc, p, g_columns, true);
+        multiply_words(dv_acc, p, g_columns, begun);
       }
       commit_products();
       multiply<kParts>(sums.values, y_channels, ByColumns<kChunk>(g_tile, 0), true);
@@ -202,8 +203,8 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 2 : 1)
       PairWords words;
       pack_triangle<true>(words, pairs);
       begin_products();
-      multiply_words(dv_acc, words, g_columns, true);
-      multiply_words(du, taken, y_channels, true);
+      multiply_words(dv_acc, words, g_columns, kDiag || begun);
+      multiply_words(du, taken, y_channels, begun);
       commit_products();
       wait_products<0>();
       settle(du);
@@ -219,6 +220,19 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 2 : 1)
           settle(ds);
         }
       }
+    }
+    if constexpr (kGrouped) {
+      // Not with those of the first head: behind a branch the compiler waits for every product.
+      const int last = stage_index == 0 ? Sizes::kStages - 1 : stage_index - 1;
+      const unsigned char* const v_tile =
+          shared + last * Sizes::kStageBytes + 2 * Sizes::kTileBytes;
+      begin_products();
+      multiply<kSteps>(du, ByRows<kChunk>(v_tile, 0), ByRows<kDim>(sum_tile, 64 * panel), true);
+      multiply<kSteps>(dv_acc, eu_rows, ByColumns<kDim>(sum_tile, 64 * panel), true);
+      commit_products();
+      wait_products<0>();
+      settle(du);
+      settle(dv_acc);
     }
     const int row = chunk * kChunk + first;
     store_natural(dv, call.dv.token, row, piece.count, 64 * panel, dim_v, dv_acc, largest);
