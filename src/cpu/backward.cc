@@ -49,8 +49,8 @@ class Backward : KernelRun<BackwardLayout> {
     if (!saved) {
       for_key_segments(wave, [&](const HeadWork& work, std::int64_t, std::int64_t i, int worker) {
         const BackwardTiles& tiles = layout_.tiles[worker];
-        sum_keys(dims_, key_head(work), work.keys[i], tiles.token, tiles.exponents, tiles.values,
-                 layout_.key_sums[work.first_key_slot + i]);
+        sum_keys(dims_, key_head(work), work.keys[i], /*pairs=*/false, tiles.token, tiles.exponents,
+                 tiles.values, layout_.key_sums[work.first_key_slot + i]);
       });
     }
     for_heads(wave, [&](const HeadWork& work, std::int64_t h, int) {

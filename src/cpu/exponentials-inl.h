@@ -10,7 +10,7 @@
 #define LLN_CPU_EXPONENTIALS_INL_H_
 #endif
 
-#include "cpu/gemm-inl.h"
+#include "cpu/pairs-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lln::cpu {
@@ -81,7 +81,7 @@ HWY_NOINLINE inline void highest_exponents(const Exponents& u, std::int64_t coun
   });
 }
 
-template <DType kType, std::int64_t kVectors>
+template <class Words, DType kType, std::int64_t kVectors>
 HWY_INLINE void weigh_key_group(const Exponents& u, std::int64_t count, Tokens token,
                                 std::int64_t c, const float* HWY_RESTRICT m,
                                 float* HWY_RESTRICT weights, std::int64_t ld,
@@ -94,15 +94,24 @@ HWY_INLINE void weigh_key_group(const Exponents& u, std::int64_t count, Tokens t
     shift[j] = hn::Load(kTag, m + c + j * kLanes);
     total[j] = hn::Zero(kTag);
   }
-  for (std::int64_t i = 0; i < count; ++i) {
-    const std::byte* const row = u.rows.row(token(i)) + c * bytes_of<kType>();
-    ahead.fetch_lines<kLinesPerRow>();
+  constexpr std::int64_t kRows = Words::kPerWord;
+  for (std::int64_t i = 0; i < count; i += kRows, weights += ld) {
+    ahead.fetch_lines<kRows * kLinesPerRow>();
     HWY_UNROLL(4)
     for (std::int64_t j = 0; j < kVectors; ++j) {
-      const Vec x = load_lanes<kType>(row + j * kLanes * bytes_of<kType>());
-      const Vec e = exp2(hn::MulSub(x, scale, shift[j]));
-      total[j] = hn::Add(total[j], e);
-      hn::Store(e, kTag, weights + i * ld + c + j * kLanes);
+      Vec e[kRows];
+      HWY_UNROLL(2)
+      for (std::int64_t r = 0; r < kRows; ++r) {
+        if (r > 0 && i + r == count) {
+          e[r] = hn::Zero(kTag);
+          continue;
+        }
+        const std::byte* const row = u.rows.row(token(i + r)) + c * bytes_of<kType>();
+        const Vec x = load_lanes<kType>(row + j * kLanes * bytes_of<kType>());
+        e[r] = exp2(hn::MulSub(x, scale, shift[j]));
+        total[j] = hn::Add(total[j], e[r]);
+      }
+      hn::Store(Words::join(e), kTag, weights + c + j * kLanes);
     }
   }
   HWY_UNROLL(4)
@@ -111,18 +120,20 @@ HWY_INLINE void weigh_key_group(const Exponents& u, std::int64_t count, Tokens t
 }
 
 // weights[i, l] = 2^(u_il - m_l), sum[l] their sum over the tile: inf where a weight overflowed.
-HWY_NOINLINE inline void weigh_keys(const Exponents& u, std::int64_t count, Tokens token,
-                                    const float* HWY_RESTRICT m, float* HWY_RESTRICT weights,
-                                    std::int64_t ld, float* HWY_RESTRICT sum, Ahead& ahead) {
+// Words of several numbers hold as many keys.
+template <class Words = Floats>
+HWY_NOINLINE void weigh_keys(const Exponents& u, std::int64_t count, Tokens token,
+                             const float* HWY_RESTRICT m, float* HWY_RESTRICT weights,
+                             std::int64_t ld, float* HWY_RESTRICT sum, Ahead& ahead) {
   with_type(u.rows.dtype, [&](auto type) HWY_ATTR {
     for_column_groups(u.rows.width, [&](auto vectors, std::int64_t c) HWY_ATTR {
-      weigh_key_group<type(), vectors()>(u, count, token, c, m, weights, ld, sum, ahead);
+      weigh_key_group<Words, type(), vectors()>(u, count, token, c, m, weights, ld, sum, ahead);
     });
   });
 }
 
 // `mass` null: only the weights' own sums.
-template <DType kType, std::int64_t kVectors, bool kMass>
+template <class Words, DType kType, std::int64_t kVectors, bool kMass>
 HWY_INLINE void weigh_row_group(const Exponents& a, std::int64_t first, std::int64_t count,
                                 std::int64_t column, const float* HWY_RESTRICT c,
                                 const float* HWY_RESTRICT mass, float* HWY_RESTRICT weights,
@@ -145,7 +156,7 @@ HWY_INLINE void weigh_row_group(const Exponents& a, std::int64_t first, std::int
     for (std::int64_t j = 0; j < kVectors; ++j) {
       const Vec x = load_lanes<kType>(row + j * kLanes * bytes_of<kType>());
       e[j] = exp2(hn::MulAdd(x, scale, shift[j]));
-      hn::Store(e[j], kTag, weights + i * ld + column + j * kLanes);
+      Words::store(e[j], weights + i * ld + (column + j * kLanes) / Words::kPerWord);
     }
     Vec sum = column == 0 ? zero : sums.get(i);
     HWY_UNROLL(4)
@@ -161,25 +172,26 @@ HWY_INLINE void weigh_row_group(const Exponents& a, std::int64_t first, std::int
   shared_ahead = ahead;
 }
 
-template <bool kMass>
+template <class Words, bool kMass>
 HWY_INLINE void weigh_all_rows(const Exponents& a, std::int64_t first, std::int64_t count,
                                const float* c, const float* mass, float* weights, std::int64_t ld,
                                RowVectors& sums, RowVectors& masses, Ahead& ahead) {
   with_type(a.rows.dtype, [&](auto type) HWY_ATTR {
     for_column_groups(a.rows.width, [&](auto vectors, std::int64_t column) HWY_ATTR {
-      weigh_row_group<type(), vectors(), kMass>(a, first, count, column, c, mass, weights, ld, sums,
-                                                masses, ahead);
+      weigh_row_group<Words, type(), vectors(), kMass>(a, first, count, column, c, mass, weights,
+                                                       ld, sums, masses, ahead);
     });
   });
 }
 
 // weights[i, l] = 2^(a_il + c_l) for the rows from `first` on, sum[i] their sum over the channels
-// (room for padded(count)).
-HWY_NOINLINE inline void weigh_rows(const Exponents& a, std::int64_t first, std::int64_t count,
-                                    const float* c, float* weights, std::int64_t ld, float* sum,
-                                    Ahead& ahead) {
+// (room for padded(count)). Words of several numbers hold as many channels; `ld` counts words.
+template <class Words = Floats>
+HWY_NOINLINE void weigh_rows(const Exponents& a, std::int64_t first, std::int64_t count,
+                             const float* c, float* weights, std::int64_t ld, float* sum,
+                             Ahead& ahead) {
   RowVectors sums;
-  weigh_all_rows<false>(a, first, count, c, nullptr, weights, ld, sums, sums, ahead);
+  weigh_all_rows<Words, false>(a, first, count, c, nullptr, weights, ld, sums, sums, ahead);
   sums.sum(count, sum);
 }
 
@@ -188,7 +200,7 @@ HWY_NOINLINE inline void weigh_rows(const Exponents& a, std::int64_t first, std:
                                     const float* c, const float* mass, float* weights,
                                     std::int64_t ld, float* sum, float* row_mass, Ahead& ahead) {
   RowVectors sums, masses;
-  weigh_all_rows<true>(a, first, count, c, mass, weights, ld, sums, masses, ahead);
+  weigh_all_rows<Floats, true>(a, first, count, c, mass, weights, ld, sums, masses, ahead);
   sums.sum(count, sum);
   masses.sum(count, row_mass);
 }

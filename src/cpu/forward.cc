@@ -18,7 +18,8 @@ namespace {
 
 class Forward : KernelRun<ForwardLayout> {
  public:
-  explicit Forward(const Call& call) : KernelRun(call), output_(call, dims_) {}
+  // `pairs`: products of bf16 pairs.
+  Forward(const Call& call, bool pairs) : KernelRun(call), output_(call, dims_), pairs_(pairs) {}
 
   void run() {
     const bool lln = p_.has_lln();
@@ -36,8 +37,8 @@ class Forward : KernelRun<ForwardLayout> {
   void build_states(const Wave& wave) {
     for_key_segments(wave, [&](const HeadWork& work, std::int64_t, std::int64_t i, int worker) {
       const ForwardTiles& tiles = layout_.tiles[worker];
-      sum_keys(dims_, key_head(work), work.keys[i], tiles.token, tiles.exponents, tiles.values,
-               layout_.sums[work.first_key_slot + i]);
+      sum_keys(dims_, key_head(work), work.keys[i], pairs_, tiles.token, tiles.exponents,
+               tiles.values, layout_.sums[work.first_key_slot + i]);
     });
     for_heads(wave, [&](const HeadWork& work, std::int64_t h, int) {
       const State& state = layout_.states[h];
@@ -65,6 +66,7 @@ class Forward : KernelRun<ForwardLayout> {
     const QueryHead head(call_, keys, h);
     const Rows o = output_.rows(head);
     const RowWeights weights(head, dims_, state, tiles.shifted_c);
+    if (pairs_) join_rows<Pairs>(state.values, dims_.dvp, dims_.d, dims_.dvp, tiles.state_pairs);
     const Grid chunks(rows, keys.sequence->block_origin, dims_.chunk);
     for (std::int64_t i = 0; i < chunks.count(); ++i) {
       const Range chunk = chunks[i];
@@ -72,22 +74,36 @@ class Forward : KernelRun<ForwardLayout> {
       Product target = output_.target(head, chunk, tiles);
       if (p_.has_lln()) {
         Ahead ahead(stream_of(head.q, next), stream_of(o, next));
-        weights.make(chunk, tiles.exponents, tiles.row_factor, nullptr, ahead);
-        output_.weigh_lln(head, chunk, tiles.row_factor);
         target.row_factor = tiles.row_factor;
-        gemm(chunk.size(), output_.width(), dims_.d, by_rows(tiles.exponents, dims_.dp),
-             state.values, dims_.dvp, target, &ahead);
+        if (pairs_ && weights.make_fast<Pairs>(chunk, tiles.exponents, tiles.row_factor, ahead)) {
+          multiply<Pairs>(head, chunk, tiles.state_pairs, target, tiles, ahead);
+        } else {
+          weights.make(chunk, tiles.exponents, tiles.row_factor, nullptr, ahead);
+          multiply<Floats>(head, chunk, state.values, target, tiles, ahead);
+        }
       }
       output_.finish(keys, head, chunk, target, tiles);
     }
   }
 
+  // Weights of a chunk times the state, both in words.
+  template <class Words>
+  void multiply(const QueryHead& head, Range chunk, const float* state, const Product& target,
+                const ForwardTiles& tiles, Ahead& ahead) const {
+    output_.weigh_lln(head, chunk, tiles.row_factor);
+    gemm<Words>(chunk.size(), output_.width(), dims_.d / Words::kPerWord,
+                by_rows(tiles.exponents, dims_.dp / Words::kPerWord), state, dims_.dvp, target,
+                &ahead);
+  }
+
   OutputRows output_;
+  bool pairs_;
 };
 
 }  // namespace
 
-void forward(const Call& call) { Forward(call).run(); }
+void forward(const Call& call) { Forward(call, /*pairs=*/false).run(); }
+void forward_pairs(const Call& call) { Forward(call, /*pairs=*/true).run(); }
 
 }  // namespace HWY_NAMESPACE
 }  // namespace lln::cpu
@@ -97,6 +113,7 @@ HWY_AFTER_NAMESPACE();
 namespace lln::cpu {
 
 LLN_CPU_EXPORT(forward)
+LLN_CPU_EXPORT(forward_pairs)
 
 std::size_t forward_workspace(const Problem& problem, int workers) {
   return layout_bytes<ForwardLayout>(problem, workers);

@@ -1,6 +1,6 @@
-// Small dense products on f32 tiles that lie in cache: register-blocked outer products. Every
-// element is one chain of multiply-adds over k in order, whatever the blocking, so that a
-// row's result does not depend on the rows beside it.
+// Small dense products on tiles that lie in cache: register-blocked outer products of f32, or of
+// pairs of bf16 (pairs-inl.h). Every element is one chain of multiply-adds over k in order,
+// whatever the blocking, so that a row's result does not depend on the rows beside it.
 // SPDX-License-Identifier: Apache-2.0
 #if defined(LLN_CPU_GEMM_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef LLN_CPU_GEMM_INL_H_
@@ -91,7 +91,18 @@ struct Product {
   }
 };
 
-template <std::int64_t kM, std::int64_t kV>
+// The 32-bit words of operands: numbers, which a product multiplies and adds.
+struct Floats {
+  static constexpr std::int64_t kPerWord = 1;
+
+  static HWY_INLINE Vec multiply_add(Vec a, Vec b, Vec sum) { return hn::MulAdd(a, b, sum); }
+  // Numbers that are summed over one after the other as words.
+  static HWY_INLINE Vec join(const Vec (&x)[1]) { return x[0]; }
+  // Neighbouring numbers as words.
+  static HWY_INLINE void store(Vec x, float* words) { hn::Store(x, kTag, words); }
+};
+
+template <class Words, std::int64_t kM, std::int64_t kV>
 HWY_INLINE void gemm_tile(std::int64_t k, const Left& a, const float* HWY_RESTRICT b,
                           std::int64_t ldb, const Product& c, Ahead* shared_ahead) {
   Ahead ahead = *shared_ahead;  // in registers inside the loop
@@ -116,7 +127,8 @@ HWY_INLINE void gemm_tile(std::int64_t k, const Left& a, const float* HWY_RESTRI
     for (std::int64_t i = 0; i < kM; ++i) {
       const Vec a_ip = hn::Set(kTag, a_k[i * a.row]);
       HWY_UNROLL(8)
-      for (std::int64_t j = 0; j < kV; ++j) acc[i][j] = hn::MulAdd(a_ip, b_p[j], acc[i][j]);
+      for (std::int64_t j = 0; j < kV; ++j)
+        acc[i][j] = Words::multiply_add(a_ip, b_p[j], acc[i][j]);
     }
   }
   *shared_ahead = ahead;
@@ -139,45 +151,46 @@ HWY_INLINE void gemm_tile(std::int64_t k, const Left& a, const float* HWY_RESTRI
   }
 }
 
-template <std::int64_t kV>
+template <class Words, std::int64_t kV>
 HWY_INLINE void gemm_columns(std::int64_t m, std::int64_t k, Left a, const float* b,
                              std::int64_t ldb, Product c, Ahead* ahead) {
   for (; m >= kTileRows; m -= kTileRows) {
-    gemm_tile<kTileRows, kV>(k, a, b, ldb, c, ahead);
+    gemm_tile<Words, kTileRows, kV>(k, a, b, ldb, c, ahead);
     a.data += kTileRows * a.row;
     c = c.below(kTileRows);
   }
   switch (m) {
     case 5:
-      return gemm_tile<5, kV>(k, a, b, ldb, c, ahead);
+      return gemm_tile<Words, 5, kV>(k, a, b, ldb, c, ahead);
     case 4:
-      return gemm_tile<4, kV>(k, a, b, ldb, c, ahead);
+      return gemm_tile<Words, 4, kV>(k, a, b, ldb, c, ahead);
     case 3:
-      return gemm_tile<3, kV>(k, a, b, ldb, c, ahead);
+      return gemm_tile<Words, 3, kV>(k, a, b, ldb, c, ahead);
     case 2:
-      return gemm_tile<2, kV>(k, a, b, ldb, c, ahead);
+      return gemm_tile<Words, 2, kV>(k, a, b, ldb, c, ahead);
     case 1:
-      return gemm_tile<1, kV>(k, a, b, ldb, c, ahead);
+      return gemm_tile<Words, 1, kV>(k, a, b, ldb, c, ahead);
     default:
       return;
   }
 }
 
 // c[m, n] = a[m, k] b[k, n]; n is a multiple of kLanes.
-HWY_NOINLINE inline void gemm(std::int64_t m, std::int64_t n, std::int64_t k, Left a,
-                              const float* b, std::int64_t ldb, Product c, Ahead* ahead) {
+template <class Words = Floats>
+HWY_NOINLINE void gemm(std::int64_t m, std::int64_t n, std::int64_t k, Left a, const float* b,
+                       std::int64_t ldb, Product c, Ahead* ahead) {
   std::int64_t vectors = n / kLanes;
   while (vectors >= kTileVectors) {
-    gemm_columns<kTileVectors>(m, k, a, b, ldb, c, ahead);
+    gemm_columns<Words, kTileVectors>(m, k, a, b, ldb, c, ahead);
     b += kTileVectors * kLanes;
     c.out += kTileVectors * kLanes;
     vectors -= kTileVectors;
   }
   if constexpr (kTileVectors == 4) {
-    if (vectors == 3) gemm_columns<3>(m, k, a, b, ldb, c, ahead);
-    if (vectors == 2) gemm_columns<2>(m, k, a, b, ldb, c, ahead);
+    if (vectors == 3) gemm_columns<Words, 3>(m, k, a, b, ldb, c, ahead);
+    if (vectors == 2) gemm_columns<Words, 2>(m, k, a, b, ldb, c, ahead);
   }
-  if (vectors == 1) gemm_columns<1>(m, k, a, b, ldb, c, ahead);
+  if (vectors == 1) gemm_columns<Words, 1>(m, k, a, b, ldb, c, ahead);
 }
 
 HWY_INLINE void gemm(std::int64_t m, std::int64_t n, std::int64_t k, Left a, const float* b,

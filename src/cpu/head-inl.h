@@ -69,8 +69,13 @@ struct KeyHead {
 
   // The values of the `count` keys that select() took from a range: where the caller has them, if
   // no key between them was left out, or in `tile`.
+  template <class Words = Floats>
   HWY_INLINE Operand values(const Dims& dims, Range keys, std::int64_t count,
                             const std::int64_t* token, float* tile) const {
+    if constexpr (Words::kPerWord == 2) {
+      load_pairs(v, count, token, tile, dims.dvp);
+      return {tile, dims.dvp, dims.dvp};
+    }
     if (in_place(v) && count == keys.size()) {
       return {floats_of(v, keys.begin), leading_dim(v), v.width};
     }
@@ -136,16 +141,23 @@ class RowWeights {
     fast_ = !large_ && are_exponents(head.q, head.feature) && shift_channels(dims, c_, shifted);
   }
 
-  // weights [rows, dp], factor [rows] with room for padded(rows). `slope` receives f' where the
-  // feature map is not exp.
+  // weights [rows, dp], factor [rows] with room for padded(rows), in one pass. False where it
+  // cannot be trusted.
+  template <class Words>
+  HWY_INLINE bool make_fast(Range rows, float* weights, float* factor, Ahead& ahead) const {
+    if (!fast_) return false;
+    weigh_rows<Words>({head_.q, log2_scale(head_.alpha)}, rows.begin, rows.size(), shifted_,
+                      weights, dims_.dp / Words::kPerWord, factor, ahead);
+    if (!row_sums_are_safe(factor, rows.size())) return false;
+    invert_sums(rows.size(), factor);
+    return true;
+  }
+
+  // The same for all rows. `slope` receives f' where the feature map is not exp.
   HWY_INLINE void make(Range rows, float* weights, float* factor, float* slope,
                        Ahead& ahead) const {
+    if (make_fast<Floats>(rows, weights, factor, ahead)) return;
     const std::int64_t count = rows.size();
-    if (fast_) {
-      weigh_rows({head_.q, log2_scale(head_.alpha)}, rows.begin, count, shifted_, weights, dims_.dp,
-                 factor, ahead);
-      if (row_sums_are_safe(factor, count)) return invert_sums(count, factor);
-    }
     HWY_ALIGN float high[kMaxChunk];
     head_.load(dims_, rows, weights, slope);
     channel_weights(count, dims_, weights, c_, weights, high, factor);
@@ -177,6 +189,7 @@ HWY_INLINE void add_part(float* out, const float* in, const float* channel, floa
 
 // The sums over a range of keys, from nothing, in one pass over the caller's rows. False where they
 // cannot be trusted.
+template <class Words>
 HWY_INLINE bool sum_keys_fast(const Dims& dims, const KeyHead& head, Range keys,
                               std::int64_t* token, float* weights, float* values,
                               const KeySums& sums) {
@@ -190,24 +203,28 @@ HWY_INLINE bool sum_keys_fast(const Dims& dims, const KeyHead& head, Range keys,
     if (count == 0) continue;
     const Range next = i + 1 < chunks.count() ? chunks[i + 1] : Range{};
     Ahead ahead(stream_of(head.k, next), stream_of(head.v, next));
-    if (!weigh_against_reference(dims, u, count, token, kUnlimitedRaise, sums, weights, tile_sum,
-                                 ahead)) {
+    if (!weigh_against_reference<Words>(dims, u, count, token, kUnlimitedRaise, sums, weights,
+                                        tile_sum, ahead)) {
       return false;
     }
     add_scaled(sums.s, tile_sum, width, 1.0F, true);
-    const Operand v = head.values(dims, chunks[i], count, token, values);
-    gemm(dims.d, v.width, count, by_columns(weights, dims.dp), v.data, v.ld,
-         {sums.a, dims.dvp, true}, &ahead);
+    const Operand v = head.values<Words>(dims, chunks[i], count, token, values);
+    gemm<Words>(dims.d, v.width, ceil_div(count, Words::kPerWord), by_columns(weights, dims.dp),
+                v.data, v.ld, {sums.a, dims.dvp, true}, &ahead);
   }
   return sums.s[0] == 0 || sums_are_safe(dims, width, sums);
 }
 
-// The sums over a range of keys, from nothing.
-HWY_INLINE void sum_keys(const Dims& dims, const KeyHead& head, Range keys, std::int64_t* token,
-                         float* exponents, float* values, const KeySums& sums) {
-  if (are_exponents(head.k, head.feature) &&
-      sum_keys_fast(dims, head, keys, token, exponents, values, sums)) {
-    return;
+// The sums over a range of keys, from nothing. `pairs`: products of bf16 pairs, where they can be
+// trusted.
+HWY_INLINE void sum_keys(const Dims& dims, const KeyHead& head, Range keys, bool pairs,
+                         std::int64_t* token, float* exponents, float* values,
+                         const KeySums& sums) {
+  if (are_exponents(head.k, head.feature)) {
+    const bool trusted =
+        pairs ? sum_keys_fast<Pairs>(dims, head, keys, token, exponents, values, sums)
+              : sum_keys_fast<Floats>(dims, head, keys, token, exponents, values, sums);
+    if (trusted) return;
   }
   reset(sums, dims);
   const Grid chunks(keys, keys.begin, dims.chunk);

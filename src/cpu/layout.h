@@ -24,6 +24,7 @@ struct ForwardTiles {
         row_factor(arena.floats(padded(dims.chunk))),
         lln_channel(arena.floats(dims.dvp)),
         diag_channel(arena.floats(dims.dvp)) {
+    if (p.dtype == DType::bf16) state_pairs = arena.floats(dims.state() / 2);
     arena.fill(scores, p.kind != Kind::lln ? 1 : 0, dims, /*backward=*/false);
   }
   std::int64_t* token;
@@ -37,6 +38,7 @@ struct ForwardTiles {
   float* row_factor;               // [chunk] what makes weights probabilities
   float* lln_channel;              // [dvp] weights
   float* diag_channel;             // [dvp]
+  float* state_pairs = nullptr;    // [dp / 2, dvp] C in words (pairs-inl.h)
   std::vector<ScoreTiles> scores;  // one or none
 };
 

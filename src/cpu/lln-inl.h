@@ -93,12 +93,13 @@ constexpr float kUnlimitedRaise = std::numeric_limits<float>::infinity();
 // where the sums are empty and raised where the tile exceeds it; tile_sum[l] their sums. False, and
 // the sums are as they were, where a reference would be near the limits of f32 or rise by more than
 // `largest_raise`, or a weight is no number.
+template <class Words = Floats>
 HWY_INLINE bool weigh_against_reference(const Dims& dims, const Exponents& u, std::int64_t count,
                                         Tokens token, float largest_raise, const KeySums& sums,
                                         float* weights, float* tile_sum, Ahead& ahead) {
   const std::int64_t width = u.rows.width;
   const bool empty = sums.s[0] == 0;
-  if (!empty) weigh_keys(u, count, token, sums.m, weights, dims.dp, tile_sum, ahead);
+  if (!empty) weigh_keys<Words>(u, count, token, sums.m, weights, dims.dp, tile_sum, ahead);
   if (empty || exceeds_reference(tile_sum, width, count)) {
     HWY_ALIGN float high[kMaxDim];
     highest_exponents(u, count, token, high);
@@ -111,7 +112,7 @@ HWY_INLINE bool weigh_against_reference(const Dims& dims, const Exponents& u, st
       }
       raise_reference(high, width, dims, sums);
     }
-    weigh_keys(u, count, token, sums.m, weights, dims.dp, tile_sum, ahead);
+    weigh_keys<Words>(u, count, token, sums.m, weights, dims.dp, tile_sum, ahead);
   }
   return all_within(tile_sum, width, kLargeValue);
 }

@@ -29,6 +29,19 @@ bool runs_here(const Target& target) {
   return (supported & target.bit) != 0;
 }
 
+// Products of bf16 pairs, which no target of Highway stands for: a kernel of kAvx512 that is taken
+// before the others.
+constexpr const char* kPairsName = "avx512-bf16";
+
+bool has_pairs() {
+#if HWY_ARCH_X86
+  static const bool has = __builtin_cpu_supports("avx512bf16") != 0;
+  return has && runs_here(kAvx512);
+#else
+  return false;
+#endif
+}
+
 bool is_causal_lln(const Problem& p) { return p.causal && p.has_lln(); }
 
 template <const Target& kTarget>
@@ -37,6 +50,15 @@ std::string refusal(const Problem& problem) {
   if (problem.dtype == DType::f64) return "f64 is taken by the reference alone";
   if (!runs_here(kTarget)) return std::string("this CPU has no ") + kTarget.name;
   return {};
+}
+
+std::string pairs_refusal(const Problem& p) {
+  if (p.dtype != DType::bf16) return "takes bf16 alone";
+  if (!p.has_lln() || p.feature != Feature::exp) return "takes lln and lln+diag with exp alone";
+  if (p.causal) return "is not for causal attention";
+  if (p.dim % 16 != 0 || p.dim_v % 16 != 0) return "needs dim and dim_v in multiples of 16";
+  if (!has_pairs()) return std::string("this CPU has no ") + kPairsName;
+  return refusal<kAvx512>(p);
 }
 
 template <const Target& kTarget>
@@ -102,6 +124,10 @@ void add_step(std::vector<Kernel>& list) {
 
 std::vector<Kernel> cpu_forward_kernels() {
   std::vector<Kernel> list;
+  if (const cpu::Run run = cpu::find_forward_pairs(kAvx512.bit); run != nullptr) {
+    list.push_back({std::string("cpu-") + kPairsName, pairs_refusal, forward_bytes, run,
+                    DeviceKind::cpu, /*takes_pieces=*/true});
+  }
   add_forward<kAvx512>(list);
   add_forward<kAvx2>(list);
   add_forward<kSse4>(list);

@@ -12,6 +12,7 @@ namespace lln::cpu {
 using Run = void (*)(const Call&);
 
 Run find_forward(std::int64_t target);
+Run find_forward_pairs(std::int64_t target);
 Run find_backward(std::int64_t target);
 Run find_causal_forward(std::int64_t target);
 Run find_causal_backward(std::int64_t target);
