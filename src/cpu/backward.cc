@@ -19,7 +19,9 @@ namespace {
 
 class Backward : KernelRun<BackwardLayout> {
  public:
-  explicit Backward(const Call& call) : KernelRun(call), parts_(call, dims_) {
+  // `pairs`: products of bf16 pairs.
+  Backward(const Call& call, bool pairs)
+      : KernelRun(call), parts_(call, dims_, pairs), pairs_(pairs) {
     parts_.row_lse = layout_.row_lse;
     parts_.row_delta = layout_.row_delta;
   }
@@ -49,7 +51,7 @@ class Backward : KernelRun<BackwardLayout> {
     if (!saved) {
       for_key_segments(wave, [&](const HeadWork& work, std::int64_t, std::int64_t i, int worker) {
         const BackwardTiles& tiles = layout_.tiles[worker];
-        sum_keys(dims_, key_head(work), work.keys[i], /*pairs=*/false, tiles.token, tiles.exponents,
+        sum_keys(dims_, key_head(work), work.keys[i], pairs_, tiles.token, tiles.exponents,
                  tiles.values, layout_.key_sums[work.first_key_slot + i]);
       });
     }
@@ -64,6 +66,7 @@ class Backward : KernelRun<BackwardLayout> {
                       s.state);
       }
       transpose(s.state.values, dims_.dvp, dims_.dp, dims_.dvp, s.transposed, dims_.dp);
+      if (pairs_) join_rows<Pairs>(s.transposed, dims_.dp, dims_.dvp, dims_.dp, s.transposed);
     });
   }
 
@@ -104,6 +107,9 @@ class Backward : KernelRun<BackwardLayout> {
       add_saved_gradient(call_, head, dims_, s.state, s.sums);
       store_state_gradient(call_, head, dims_, s.state.c, s.sums);
       transpose(s.sums.dvalues, dims_.dvp, dims_.dp, dims_.dvp, s.dtransposed, dims_.dp);
+      if (!pairs_) return;
+      join_rows<Pairs>(s.dtransposed, dims_.dp, dims_.dvp, dims_.dp, s.dtransposed);
+      join_rows<Pairs>(s.sums.dvalues, dims_.dvp, dims_.dp, dims_.dvp, s.sums.dvalues);
     });
   }
 
@@ -139,11 +145,13 @@ class Backward : KernelRun<BackwardLayout> {
   }
 
   BackwardParts parts_;
+  bool pairs_;
 };
 
 }  // namespace
 
-void backward(const Call& call) { Backward(call).run(); }
+void backward(const Call& call) { Backward(call, /*pairs=*/false).run(); }
+void backward_pairs(const Call& call) { Backward(call, /*pairs=*/true).run(); }
 
 }  // namespace HWY_NAMESPACE
 }  // namespace lln::cpu
@@ -153,6 +161,7 @@ HWY_AFTER_NAMESPACE();
 namespace lln::cpu {
 
 LLN_CPU_EXPORT(backward)
+LLN_CPU_EXPORT(backward_pairs)
 
 std::size_t backward_workspace(const Problem& problem, int workers) {
   return layout_bytes<BackwardLayout>(problem, workers);

@@ -43,8 +43,10 @@ HWY_INLINE Vec product_sum(const float* HWY_RESTRICT a, const float* HWY_RESTRIC
 
 class BackwardParts : public DiagBackward {
  public:
-  BackwardParts(const Call& call, const Dims& dims)
-      : DiagBackward(call, dims), lln_weight_(PartWeight::of_lln(call)) {}
+  // `pairs`: the states that rows() and keys() are given are words of bf16 pairs, and so are the
+  // products of the LLN part.
+  BackwardParts(const Call& call, const Dims& dims, bool pairs = false)
+      : DiagBackward(call, dims), lln_weight_(PartWeight::of_lln(call)), pairs_(pairs) {}
 
   const ParameterRequest& request() const { return request_; }
   const PartWeight& lln_weight() const { return lln_weight_; }
@@ -80,7 +82,11 @@ class BackwardParts : public DiagBackward {
     for (std::int64_t i = 0; i < chunks.count(); ++i) {
       const Range next = i + 1 < chunks.count() ? chunks[i + 1] : Range{};
       if (state != nullptr) {
-        lln_rows(head, chunks[i], next, weights, *state, sums, *row_sums, dq, tiles);
+        if (pairs_) {
+          lln_rows<Pairs>(head, chunks[i], next, weights, *state, sums, *row_sums, dq, tiles);
+        } else {
+          lln_rows<Floats>(head, chunks[i], next, weights, *state, sums, *row_sums, dq, tiles);
+        }
       }
       if (p_.kind != Kind::lln && !adds_dq_to_rows_) {
         diag_rows(keys, head, chunks[i], row_sums, tiles);
@@ -99,9 +105,14 @@ class BackwardParts : public DiagBackward {
     const Grid chunks(segment, seq.block_origin, dims_.chunk);
     for (std::int64_t i = 0; i < chunks.count(); ++i) {
       const Range next = i + 1 < chunks.count() ? chunks[i + 1] : Range{};
-      const std::int64_t n = state == nullptr ? keys.select(chunks[i], tiles.token)
-                                              : lln_keys(keys, chunks[i], next, *state, beta_sum,
-                                                         dk, dv, direct, tiles);
+      std::int64_t n;
+      if (state == nullptr) {
+        n = keys.select(chunks[i], tiles.token);
+      } else if (pairs_) {
+        n = lln_keys<Pairs>(keys, chunks[i], next, *state, beta_sum, dk, dv, direct, tiles);
+      } else {
+        n = lln_keys<Floats>(keys, chunks[i], next, *state, beta_sum, dk, dv, direct, tiles);
+      }
       if (p_.kind != Kind::lln) diag_keys(keys, chunks[i], tiles);
       if (!direct) finish_keys(keys, n, tiles.lln_d, tiles.lln_dv, tiles);
     }
@@ -175,6 +186,7 @@ class BackwardParts : public DiagBackward {
 
   // The LLN part of a chunk of rows: dq, and the chunk's share of dC and t. `next` is the chunk
   // after it.
+  template <class Words>
   void lln_rows(const QueryHead& head, Range chunk, Range next, const RowWeights& weights,
                 const GradientState& s, const QuerySums& sums, const RowSums& row_sums,
                 const Rows& dq, const BackwardTiles& tiles) const {
@@ -192,8 +204,13 @@ class BackwardParts : public DiagBackward {
       load_g(head, chunk, nullptr, nullptr, tiles.values);
       add_products(tiles.values, tiles.lln_dv, count, dims_, row_sums.lln_channel);
     }
-    gemm(count, dims_.dp, dims_.dv, by_rows(g.data, g.ld), s.transposed, dims_.dp,
-         {tiles.dweights, dims_.dp}, &ahead);
+    Left g_left = by_rows(g.data, g.ld);
+    if constexpr (Words::kPerWord == 2) {
+      join_columns<Words>(tiles.g, dims_.dvp, count, dims_.dvp, tiles.words);
+      g_left = by_rows(tiles.words, dims_.dvp);
+    }
+    gemm<Words>(count, dims_.dp, dims_.dv / Words::kPerWord, g_left, s.transposed, dims_.dp,
+                {tiles.dweights, dims_.dp}, &ahead);
     normalise_and_dot(count, dims_, w, tiles.dweights, tiles.row_factor, tiles.row_dots);
     if (request_.alpha) load_raw(head.q, chunk, tiles.raw);
     const bool weighted = p_.kind == Kind::lln_diag;
@@ -208,12 +225,15 @@ class BackwardParts : public DiagBackward {
         static_cast<double>(row_gradient(count, dims_.dp, w, tiles.dweights, tiles.row_dots,
                                          weighted ? tiles.row_weight : nullptr, gradient, sums.t));
     Ahead ahead_of_dq(stream_of(dq, next), {});
-    gemm(dims_.d, g.width, count, by_columns(w, dims_.dp), g.data, g.ld,
-         {sums.dvalues, dims_.dvp, true}, &ahead_of_dq);
+    join_rows<Words>(w, dims_.dp, count, dims_.dp, w);
+    join_rows<Words>(tiles.g, dims_.dvp, count, dims_.dvp, tiles.g);
+    gemm<Words>(dims_.d, g.width, ceil_div(count, Words::kPerWord), by_columns(w, dims_.dp), g.data,
+                g.ld, {sums.dvalues, dims_.dvp, true}, &ahead_of_dq);
   }
 
   // dk and dv of the LLN part for the valid keys of a chunk, in tiles or (`direct`) where the
   // caller wants them; returns how many keys there are.
+  template <class Words>
   std::int64_t lln_keys(const KeyHead& keys, Range chunk, Range next, const GradientState& s,
                         double* beta_sum, const Rows& dk, const Rows& dv, bool direct,
                         const BackwardTiles& tiles) const {
@@ -223,8 +243,9 @@ class BackwardParts : public DiagBackward {
     Ahead ahead(stream_of(keys.k, next), stream_of(keys.v, next));
     key_weights(keys, n, tiles.token, s.state.c, slope, kn, ahead);
     const Operand v = keys.values(dims_, chunk, n, tiles.token, tiles.values);
-    gemm(n, dims_.dp, dims_.dv, by_rows(v.data, v.ld), s.dtransposed, dims_.dp,
-         {tiles.dweights, dims_.dp}, &ahead);
+    join_columns<Words>(tiles.values, dims_.dvp, n, dims_.dvp, tiles.values);
+    gemm<Words>(n, dims_.dp, dims_.dv / Words::kPerWord, by_rows(v.data, v.ld), s.dtransposed,
+                dims_.dp, {tiles.dweights, dims_.dp}, &ahead);
     if (request_.beta) load_tile(keys.k, n, tiles.token, tiles.raw, dims_.dp);
     ExponentGradient gradient{slope,     request_.beta ? tiles.raw : nullptr,
                               keys.beta, tiles.lln_d,
@@ -233,11 +254,12 @@ class BackwardParts : public DiagBackward {
     *beta_sum +=
         static_cast<double>(key_gradient(n, dims_.dp, kn, tiles.dweights, s.sums.t, gradient));
     Ahead ahead_of_gradients(stream_of(dk, next), stream_of(dv, next));
-    gemm(n, direct ? dims_.dv : dims_.dvp, dims_.d, by_rows(kn, dims_.dp), s.sums.dvalues,
-         dims_.dvp,
-         direct ? Product{floats_of(dv, chunk.begin), leading_dim(dv)}
-                : Product{tiles.lln_dv, dims_.dvp},
-         &ahead_of_gradients);
+    join_columns<Words>(kn, dims_.dp, n, dims_.dp, kn);
+    gemm<Words>(n, direct ? dims_.dv : dims_.dvp, dims_.d / Words::kPerWord, by_rows(kn, dims_.dp),
+                s.sums.dvalues, dims_.dvp,
+                direct ? Product{floats_of(dv, chunk.begin), leading_dim(dv)}
+                       : Product{tiles.lln_dv, dims_.dvp},
+                &ahead_of_gradients);
     return n;
   }
 
@@ -264,6 +286,7 @@ class BackwardParts : public DiagBackward {
   }
 
   PartWeight lln_weight_;
+  bool pairs_;
 };
 
 }  // namespace HWY_NAMESPACE

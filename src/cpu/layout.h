@@ -78,6 +78,7 @@ struct BackwardTiles {
         row_weight(arena.floats(padded(dims.chunk))),
         lln_channel(arena.floats(dims.dvp)),
         diag_channel(arena.floats(dims.dvp)) {
+    if (p.dtype == DType::bf16) words = arena.floats(padded(dims.chunk) * dims.dvp);
     arena.fill(scores, p.kind != Kind::lln ? 1 : 0, dims, /*backward=*/true);
     if (spans_tiles(p)) {
       const std::int64_t rows = std::min(p.diag_block, p.tokens);
@@ -103,6 +104,7 @@ struct BackwardTiles {
   float* row_weight;               // [chunk] weight of the LLN part
   float* lln_channel;              // [dvp] weights
   float* diag_channel;             // [dvp]
+  float* words = nullptr;          // [chunk, dvp] g in words (pairs-inl.h)
   std::vector<ScoreTiles> scores;  // one or none
   // Softmax statistics of the rows of one diagonal block, where spans_tiles().
   std::int64_t* block = nullptr;  // [2]: which key head and block they are of

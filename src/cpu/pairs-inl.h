@@ -68,16 +68,28 @@ HWY_NOINLINE inline void load_pairs(const ConstRows& rows, std::int64_t count, T
   }
 }
 
-// words[i, c] = rows 2 i and 2 i + 1 of an f32 tile, rounded.
+// Tiles of f32 as operands in words: `words` may be the tile itself, and rows are as far apart in
+// both. What is summed over are the rows of the tile, or its columns; a width is whole vectors.
 template <class Words>
-HWY_INLINE void join_rows(const float* HWY_RESTRICT tile, std::int64_t ld, std::int64_t rows,
-                          std::int64_t width, float* HWY_RESTRICT words) {
+HWY_INLINE void join_rows(const float* tile, std::int64_t ld, std::int64_t rows, std::int64_t width,
+                          float* words) {
   if constexpr (Words::kPerWord == 2) {
-    for (std::int64_t i = 0; i < rows; i += 2) {
+    for (std::int64_t i = 0; i < rows; i += 2, words += ld) {
       for (std::int64_t c = 0; c < width; c += kLanes) {
         const float* const at = tile + i * ld + c;
-        hn::Store(Words::join({hn::Load(kTag, at), hn::Load(kTag, at + ld)}), kTag,
-                  words + i / 2 * ld + c);
+        const Vec next = i + 1 < rows ? hn::Load(kTag, at + ld) : hn::Zero(kTag);
+        hn::Store(Words::join({hn::Load(kTag, at), next}), kTag, words + c);
+      }
+    }
+  }
+}
+template <class Words>
+HWY_INLINE void join_columns(const float* tile, std::int64_t ld, std::int64_t rows,
+                             std::int64_t width, float* words) {
+  if constexpr (Words::kPerWord == 2) {
+    for (std::int64_t i = 0; i < rows; ++i) {
+      for (std::int64_t c = 0; c < width; c += kLanes) {
+        Words::store(hn::Load(kTag, tile + i * ld + c), words + i * ld + c / 2);
       }
     }
   }

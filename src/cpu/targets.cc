@@ -90,6 +90,12 @@ std::size_t backward_bytes(const Problem& problem, int workers) {
                                 : cpu::backward_workspace(problem, workers);
 }
 
+void add_pairs(std::vector<Kernel>& list, cpu::Run run, std::size_t (*bytes)(const Problem&, int)) {
+  if (run == nullptr) return;
+  list.push_back({std::string("cpu-") + kPairsName, pairs_refusal, bytes, run, DeviceKind::cpu,
+                  /*takes_pieces=*/true});
+}
+
 template <const Target& kTarget>
 void add_forward(std::vector<Kernel>& list) {
   if (cpu::find_forward(kTarget.bit) == nullptr) return;
@@ -124,10 +130,7 @@ void add_step(std::vector<Kernel>& list) {
 
 std::vector<Kernel> cpu_forward_kernels() {
   std::vector<Kernel> list;
-  if (const cpu::Run run = cpu::find_forward_pairs(kAvx512.bit); run != nullptr) {
-    list.push_back({std::string("cpu-") + kPairsName, pairs_refusal, forward_bytes, run,
-                    DeviceKind::cpu, /*takes_pieces=*/true});
-  }
+  add_pairs(list, cpu::find_forward_pairs(kAvx512.bit), forward_bytes);
   add_forward<kAvx512>(list);
   add_forward<kAvx2>(list);
   add_forward<kSse4>(list);
@@ -138,6 +141,7 @@ std::vector<Kernel> cpu_forward_kernels() {
 
 std::vector<Kernel> cpu_backward_kernels() {
   std::vector<Kernel> list;
+  add_pairs(list, cpu::find_backward_pairs(kAvx512.bit), backward_bytes);
   add_backward<kAvx512>(list);
   add_backward<kAvx2>(list);
   add_backward<kSse4>(list);

@@ -14,6 +14,7 @@ using Run = void (*)(const Call&);
 Run find_forward(std::int64_t target);
 Run find_forward_pairs(std::int64_t target);
 Run find_backward(std::int64_t target);
+Run find_backward_pairs(std::int64_t target);
 Run find_causal_forward(std::int64_t target);
 Run find_causal_backward(std::int64_t target);
 Run find_append(std::int64_t target);
