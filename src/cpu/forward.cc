@@ -19,7 +19,8 @@ namespace {
 class Forward : KernelRun<ForwardLayout> {
  public:
   // `pairs`: products of bf16 pairs.
-  Forward(const Call& call, bool pairs) : KernelRun(call), output_(call, dims_), pairs_(pairs) {}
+  Forward(const Call& call, bool pairs)
+      : KernelRun(call), output_(call, dims_, pairs), pairs_(pairs) {}
 
   void run() {
     const bool lln = p_.has_lln();
@@ -66,7 +67,9 @@ class Forward : KernelRun<ForwardLayout> {
     const QueryHead head(call_, keys, h);
     const Rows o = output_.rows(head);
     const RowWeights weights(head, dims_, state, tiles.shifted_c);
-    if (pairs_) join_rows<Pairs>(state.values, dims_.dvp, dims_.d, dims_.dvp, tiles.state_pairs);
+    if (pairs_ && p_.has_lln()) {
+      join_rows<Pairs>(state.values, dims_.dvp, dims_.d, dims_.dvp, tiles.state_pairs);
+    }
     const Grid chunks(rows, keys.sequence->block_origin, dims_.chunk);
     for (std::int64_t i = 0; i < chunks.count(); ++i) {
       const Range chunk = chunks[i];

@@ -193,10 +193,11 @@ HWY_NOINLINE void gemm(std::int64_t m, std::int64_t n, std::int64_t k, Left a, c
   if (vectors == 1) gemm_columns<Words, 1>(m, k, a, b, ldb, c, ahead);
 }
 
+template <class Words = Floats>
 HWY_INLINE void gemm(std::int64_t m, std::int64_t n, std::int64_t k, Left a, const float* b,
                      std::int64_t ldb, const Product& c) {
   Ahead nothing;
-  gemm(m, n, k, a, b, ldb, c, &nothing);
+  gemm<Words>(m, n, k, a, b, ldb, c, &nothing);
 }
 
 HWY_INLINE void gemm(std::int64_t m, std::int64_t n, std::int64_t k, Left a, const float* b,

@@ -11,6 +11,7 @@
 
 #include "cpu/head-inl.h"
 #include "cpu/layout.h"
+#include "cpu/softmax_pairs-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lln::cpu {
@@ -18,14 +19,16 @@ namespace HWY_NAMESPACE {
 
 class OutputRows {
  public:
-  OutputRows(const Call& call, const Dims& dims)
+  // `pairs`: the block-diagonal part by products of bf16 pairs.
+  OutputRows(const Call& call, const Dims& dims, bool pairs = false)
       : call_(call),
         p_(call.problem),
         dims_(dims),
         lln_weight_(PartWeight::of_lln(call)),
         diag_weight_(PartWeight::of_diag(call)),
         per_channel_(lln_weight_.per_channel() || diag_weight_.per_channel()),
-        direct_(call.out.o.dtype == DType::f32 && dims.dv % kLanes == 0 && !per_channel_) {}
+        direct_(call.out.o.dtype == DType::f32 && dims.dv % kLanes == 0 && !per_channel_),
+        pairs_(pairs) {}
 
   Rows rows(const QueryHead& head) const {
     return rows_of(call_.out.o, head.sequence->batch, head.h, head.sequence->q_begin);
@@ -68,8 +71,9 @@ class OutputRows {
     target.row_factor = nullptr;
     for_each_block(scores, range, [&](Range part, const Block& block) HWY_ATTR {
       const std::int64_t first = part.begin - range.begin;
-      softmax_rows(scores, part, block.keys, weight, target.below(first), width(),
-                   tiles.spare + first * dims_.dvp);
+      const Product to = target.below(first);
+      if (pairs_ && softmax_rows_pairs(scores, part, block.keys, weight, to, width())) return;
+      softmax_rows(scores, part, block.keys, weight, to, width(), tiles.spare + first * dims_.dvp);
     });
     if (!per_channel_) return;
     head.load_channels(lln_weight_, dims_, tiles.lln_channel);
@@ -88,6 +92,7 @@ class OutputRows {
   PartWeight lln_weight_, diag_weight_;
   bool per_channel_;
   bool direct_;
+  bool pairs_;
 };
 
 }  // namespace HWY_NAMESPACE
