@@ -199,6 +199,26 @@ void add_model_heads(Table& table) {
   }
 }
 
+// bf16 in dims of whole vectors, whose products may take two keys, rows or channels at once: odd
+// numbers of them, and what those products are not for.
+void add_pairs(Table& table) {
+  for (const char* kind : {"lln", "diag64", "lln+diag48"}) {
+    table.add(fmt::format("bf16:cpu:b2h4k2n197d64v48:{}", kind));
+    table.add(fmt::format("bf16:cpu:b1h1n77d128:{}", kind));
+    table.add(fmt::format("bf16:cpu:b3h2n67d32:{}:masked", kind), {.keys = KeyPattern::holes});
+    table.add(fmt::format("bf16:cpu:b1h2k1n136d16v32:{}:packed=4", kind),
+              {.lengths = {0, 63, 1, 72}});
+    for (const InputStyle style : {InputStyle::large_keys, InputStyle::constant_rows}) {
+      table.add(fmt::format("bf16:cpu:b1h2n131d32:{}", kind), {.style = style});
+    }
+  }
+  for (const std::int64_t at : {0, 130}) {
+    table.add("bf16:cpu:b1h2n131d64:lln+diag64", {.style = InputStyle::spike, .spike_at = at});
+  }
+  table.add("bf16:cpu:b2h2n33m151d48:lln");
+  table.add("bf16:cpu:b2h2n70d32v64:lln+diag16", {.weights = WeightForm::channel});
+}
+
 // Gradients of weights beside kernels that do not give them, in several runs of rows.
 void add_weight_gradients(Table& table) {
   const auto add = [&](const std::string& problem, Case form) {
@@ -370,6 +390,7 @@ std::vector<Case> cases() {
   add_heads_and_cross(table);
   add_difficult_values(table);
   add_decoding(table);
+  add_pairs(table);
   add_pieces(table);
   add_model_heads(table);
   add_model_blocks(table);

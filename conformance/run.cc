@@ -117,6 +117,12 @@ bool uses_tensor_cores(const std::string& kernel) {
   return kernel.starts_with("cuda-tiled") || kernel.starts_with("cuda-sm90");
 }
 
+// Whether products have operands of the tensors' type.
+bool has_narrow_operands(const Problem& p, const std::string& kernel) {
+  return unit_roundoff(p.dtype) > unit_roundoff(DType::f32) &&
+         (uses_tensor_cores(kernel) || kernel == "cpu-avx512-bf16");
+}
+
 // Gradients of weights beside tensor-core kernels are sums over parts of o, which were stored.
 double rounded_terms(const Case& c, const std::string& kernel, const TensorSet::Entry& entry) {
   const Problem& p = c.problem;
@@ -147,9 +153,7 @@ CaseResult judge(const Case& c, const Inputs& in, const Truth& truth, TensorSet&
     return result;
   }
   const Operands operands =
-      unit_roundoff(c.problem.dtype) > unit_roundoff(DType::f32) && uses_tensor_cores(kernel)
-          ? Operands::narrow
-          : Operands::f32;
+      has_narrow_operands(c.problem, kernel) ? Operands::narrow : Operands::f32;
   for (const TensorSet::Entry& entry : outputs.entries()) {
     const Comparison comparison = compare(
         entry.name, entry.tensor, truth.reference.at(entry.name), truth.plain.values.at(entry.name),

@@ -124,14 +124,17 @@ TEST(Adversarial, InfiniteKeysActAsTheirLimit) {
 
 // NaN reaches the rows and channels that see it, and no other: not as 0 * NaN in a product.
 TEST(Adversarial, NanReachesOnlyRowsThatSeeIt) {
-  for (const std::string kind :
-       {"lln", "lln:causal", "lln+diag48:causal", "diag48:causal", "softmax:causal"}) {
-    const Case c = make_case("forward:f32:cpu:b1h1n150d16:" + kind);
+  for (const std::string problem :
+       {"f32:cpu:b1h1n150d16:lln", "f32:cpu:b1h1n150d16:lln:causal",
+        "f32:cpu:b1h1n150d16:lln+diag48:causal", "f32:cpu:b1h1n150d16:diag48:causal",
+        "f32:cpu:b1h1n150d16:softmax:causal", "bf16:cpu:b1h1n150d16:lln",
+        "bf16:cpu:b1h1n150d16:diag48"}) {
+    const Case c = make_case("forward:" + problem);
     for (const bool in_values : {true, false}) {
-      Inputs in = conformance::make_inputs(c, DType::f32);
+      Inputs in = conformance::make_inputs(c, c.problem.dtype);
       (in_values ? in.v : in.k).set(0, 0, 20, 3, std::numeric_limits<double>::quiet_NaN());
       const TensorSet expected = run(c, in, {.kernel = "reference"});
-      for (const std::string& kernel : kernels_here(Op::forward)) {
+      for (const std::string& kernel : kernels_for(c.problem)) {
         const TensorSet outputs = run(c, in, {.kernel = kernel});
         outputs.at("o").for_each([&](auto b, auto h, auto n, auto ch) {
           EXPECT_EQ(std::isnan(outputs.at("o").get(b, h, n, ch)),
@@ -140,6 +143,21 @@ TEST(Adversarial, NanReachesOnlyRowsThatSeeIt) {
               << ", channel " << ch;
         });
       }
+    }
+  }
+}
+
+// Sums of such values overflow, their averages do not.
+TEST(Adversarial, ValuesNearTheLargestNumberOfSmallerTypes) {
+  for (const std::string kind : {"lln", "diag48", "lln+diag48"}) {
+    Case c = make_case("forward:bf16:cpu:b1h2n131d32:" + kind);
+    c.style = conformance::InputStyle::large_values;
+    const Inputs in = conformance::make_inputs(c, DType::bf16);
+    const TensorSet expected = run(c, in, {.kernel = "reference"});
+    for (const std::string& kernel : kernels_for(c.problem)) {
+      const TensorSet outputs = run(c, in, {.kernel = kernel});
+      EXPECT_EQ(first_difference(outputs.at("o"), 0x1p120, expected.at("o")), "")
+          << to_string(c) << " on " << kernel;
     }
   }
 }
@@ -161,7 +179,8 @@ TEST(Adversarial, NothingIsReadBeyondTheValues) {
   std::vector<float> o(kTokens * kDim);
   const float one = 1;
   for (const bool causal : {false, true}) {
-    for (const std::string& kernel : kernels_here(Op::forward)) {
+    for (const std::string& kernel :
+         kernels_for(parse_problem("forward:f32:cpu:b1h1n64d8:lln+diag64"))) {
       attention_forward({.q = view(q.data(), shape),
                          .k = view(q.data(), shape),
                          .v = view(static_cast<const float*>(v), shape),
@@ -189,7 +208,7 @@ TEST(Adversarial, GradientsOfLargeValuesStayFinite) {
         t->set(b, h, n, ch, 1.41 + 0.05 * t->get(b, h, n, ch));
       });
     }
-    for (const std::string& kernel : kernels_here(Op::backward)) {
+    for (const std::string& kernel : kernels_for(c.problem)) {
       const TensorSet gradients = run(c, in, {.kernel = kernel});
       for (const TensorSet::Entry& entry : gradients.entries()) {
         entry.tensor.for_each([&](auto b, auto h, auto n, auto ch) {
@@ -210,7 +229,7 @@ TEST(Adversarial, AveragesOfOneAreOneForLargeExponents) {
       in.k.set(b, h, n, ch, 40 * in.k.get(b, h, n, ch));
       in.v.set(b, h, n, ch, 1);
     });
-    for (const std::string& kernel : kernels_here(Op::forward)) {
+    for (const std::string& kernel : kernels_for(c.problem)) {
       const TensorSet outputs = run(c, in, {.kernel = kernel});
       const auto one = [](auto, auto, auto, auto) { return std::optional(1.0); };
       EXPECT_EQ(first_difference(outputs.at("o"), 2e-6, one), "") << to_string(c) << kernel;

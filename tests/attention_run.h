@@ -37,6 +37,15 @@ inline std::vector<std::string> kernels_here(Op op) {
   return names;
 }
 
+// Those of them that take a problem.
+inline std::vector<std::string> kernels_for(const Problem& problem) {
+  std::vector<std::string> names;
+  for (const Explanation::Candidate& candidate : explain(problem).candidates) {
+    if (candidate.refusal.empty()) names.push_back(candidate.kernel);
+  }
+  return names;
+}
+
 // Forward or backward, as the case says, on the first kernel that takes it or the one in `exec`.
 inline TensorSet run(const Case& c, const Inputs& in, const Exec& exec = {}) {
   TensorSet outputs = conformance::make_outputs(c, in, c.problem.dtype);

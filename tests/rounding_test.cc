@@ -71,8 +71,9 @@ void expect_rounded(const Format& f, std::vector<Pair> pairs, Kind kind, float w
     in.diag_weight = scalar(&weight);
   }
   const AttentionOutputs out = {.o = view(static_cast<void*>(o.data()), f.dtype, values)};
-  for (const std::string& kernel : test::kernels_here(Op::forward)) {
-    attention_forward(in, out, {.kind = kind, .diag_block = 2}, {.kernel = kernel});
+  const AttentionOptions options{.kind = kind, .diag_block = 2};
+  for (const std::string& kernel : test::kernels_for(make_problem(in, out, options))) {
+    attention_forward(in, out, options, {.kernel = kernel});
     for (std::size_t i = 0; i < pairs.size(); ++i) {
       for (const std::size_t row : {place(i), place(i) + kChannels}) {
         ASSERT_EQ(o[row], pairs[i].expected) << fmt::format(

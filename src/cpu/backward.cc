@@ -151,7 +151,11 @@ class Backward : KernelRun<BackwardLayout> {
 }  // namespace
 
 void backward(const Call& call) { Backward(call, /*pairs=*/false).run(); }
-void backward_pairs(const Call& call) { Backward(call, /*pairs=*/true).run(); }
+// Gradients of alpha and beta are sums of terms that cancel: products of f32.
+void backward_pairs(const Call& call) {
+  const bool scales = call.grads.dalpha.given() || call.grads.dbeta.given();
+  Backward(call, /*pairs=*/!scales).run();
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace lln::cpu

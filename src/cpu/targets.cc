@@ -53,12 +53,12 @@ std::string refusal(const Problem& problem) {
 }
 
 std::string pairs_refusal(const Problem& p) {
+  if (!has_pairs()) return std::string("this CPU has no ") + kPairsName;
   if (p.dtype != DType::bf16) return "takes bf16 alone";
   if (p.kind == Kind::softmax) return "takes lln, diag and lln+diag alone";
   if (p.feature != Feature::exp) return "takes the feature map exp alone";
   if (p.causal) return "is not for causal attention";
   if (p.dim % 16 != 0 || p.dim_v % 16 != 0) return "needs dim and dim_v in multiples of 16";
-  if (!has_pairs()) return std::string("this CPU has no ") + kPairsName;
   return refusal<kAvx512>(p);
 }
 
