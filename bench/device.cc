@@ -202,17 +202,18 @@ class Work {
 
 }  // namespace
 
-Result measure_on_device(const Problem& problem, double seconds, Manner manner) {
+Result measure_on_device(const Problem& problem, double seconds, const Manner& manner) {
+  check_cuda(cudaSetDevice(problem.device.index), "cudaSetDevice");
   Result result;
   result.problem = to_string(problem);
-  result.kernel = explain(problem).chosen;
+  const Stream stream;
+  const Exec exec{.stream = stream.get(), .kernel = manner.kernel};
+  result.kernel = explain(problem, exec).chosen;
   result.cost = minimal_cost(problem);
   result.manner = manner;
-  check_cuda(cudaSetDevice(problem.device.index), "cudaSetDevice");
-  const Stream stream;
   DeviceTensors memory(problem.device);
   Copies copies(memory, stream.get());
-  Sets sets(problem, memory, {.stream = stream.get()}, manner.matched);
+  Sets sets(problem, memory, exec, manner.matched);
   result.workspace_bytes = sets.workspace_bytes();
   stream.wait();
   Work work(sets, stream, manner.graph);

@@ -10,6 +10,6 @@ namespace lln::bench {
 
 // Takes about this many seconds, and some more to make the data. In a graph the calls are captured
 // and replayed: what is timed is then a call among others. The problem has been checked.
-Result measure_on_device(const Problem& problem, double seconds, Manner manner);
+Result measure_on_device(const Problem& problem, double seconds, const Manner& manner);
 
 }  // namespace lln::bench

@@ -5,7 +5,7 @@
 
 namespace lln::bench {
 
-Result measure_on_device(const Problem& problem, double, Manner) {
+Result measure_on_device(const Problem& problem, double, const Manner&) {
   throw Error(ErrorCode::unsupported, to_string(problem) + ": this build has no CUDA");
 }
 

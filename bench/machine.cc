@@ -11,6 +11,7 @@
 
 #include "bench/machine_loops.h"
 #include "bench/percentile.h"
+#include "cpu/targets.h"
 #include "io/bytes.h"
 
 namespace lln::bench {
@@ -25,17 +26,23 @@ double seconds_since(Clock::time_point start) {
 constexpr std::int64_t kRoundsPerTask = 500;  // about 20 us: 48000 vector instructions
 constexpr int kTasksPerRegion = 32;           // and thread: threads meet as rarely as in a kernel
 
-double seconds_of_chains(Parallel& threads, std::int64_t tasks) {
-  volatile float sink = 0;
+using Chains = float (*)(std::int64_t rounds);
+
+double seconds_of_chains(Parallel& threads, std::int64_t tasks, Chains chains) {
+  struct Context {
+    Chains chains;
+    volatile float sink = 0;
+  } context{chains};
   const auto start = Clock::now();
   threads.run(
       tasks,
-      [](void* into, std::int64_t, int) {
+      [](void* given, std::int64_t, int) {
+        auto& own = *static_cast<Context*>(given);
         // Never negative, so nothing is written, but the compiler cannot know it.
-        const float sum = fma_chains(kRoundsPerTask);
-        if (sum < 0) *static_cast<volatile float*>(into) = sum;
+        const float sum = own.chains(kRoundsPerTask);
+        if (sum < 0) own.sink = sum;
       },
-      const_cast<float*>(&sink));
+      &context);
   return seconds_since(start);
 }
 
@@ -62,12 +69,14 @@ std::string cpu_name() {
   return "unknown CPU";
 }
 
-double fma_peak(Parallel& threads, double seconds) {
+double product_peak(Parallel& threads, double seconds, DType dtype) {
+  const bool pairs = dtype == DType::bf16 && cpu::has_pairs();
+  const std::int64_t flops = (pairs ? 2 : 1) * flops_per_round();
   const std::int64_t tasks = kTasksPerRegion * threads.workers();
   double done = 0, elapsed = 0;
   while (elapsed < seconds || done == 0) {
-    elapsed += seconds_of_chains(threads, tasks);
-    done += static_cast<double>(tasks * kRoundsPerTask * flops_per_round());
+    elapsed += seconds_of_chains(threads, tasks, pairs ? pair_chains : fma_chains);
+    done += static_cast<double>(tasks * kRoundsPerTask * flops);
   }
   return done / elapsed;
 }

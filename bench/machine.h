@@ -6,15 +6,17 @@
 #include <string>
 
 #include "lln/exec.h"
+#include "lln/tensor.h"
 
 namespace lln::bench {
 
 // What the system calls its CPU, "unknown CPU" where it does not say.
 std::string cpu_name();
 
-// f32 floating-point operations per second, a multiply-add counting two: one sample of about this
-// length on all threads.
-double fma_peak(Parallel& threads, double seconds);
+// Floating-point operations per second of products of numbers of this type, a multiply-add counting
+// two: one sample of about this length on all threads. They are those of f32, or of bf16 pairs
+// where the CPU has them.
+double product_peak(Parallel& threads, double seconds, DType dtype);
 
 // Bytes read and written per second by a copy of arrays larger than the caches on all threads: the
 // median of at least three copies in about this time.

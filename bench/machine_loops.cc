@@ -12,6 +12,8 @@
 #include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
+#include "cpu/pairs-inl.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace lln::bench {
 namespace HWY_NAMESPACE {
@@ -24,6 +26,22 @@ constexpr std::int64_t kChains = 12;
 constexpr std::int64_t kStepsPerRound = 8;
 
 }  // namespace
+
+float pair_chains_here(std::int64_t rounds) {
+  namespace here = lln::cpu::HWY_NAMESPACE;
+  // Read through volatile, as below; sums stay far from overflow.
+  const volatile float word = 0;
+  const here::Vec x = hn::Set(here::kTag, word);
+  here::Vec sums[kChains];
+  for (here::Vec& sum : sums) sum = hn::Zero(here::kTag);
+  for (std::int64_t i = 0; i < rounds * kStepsPerRound; ++i) {
+    HWY_UNROLL(12)
+    for (here::Vec& sum : sums) sum = here::Pairs::multiply_add(x, x, sum);
+  }
+  here::Vec all = sums[0];
+  for (std::int64_t i = 1; i < kChains; ++i) all = hn::Add(all, sums[i]);
+  return here::reduce_sum(all);
+}
 
 float fma_chains_here(std::int64_t rounds) {
   const hn::ScalableTag<float> d;
@@ -90,10 +108,13 @@ HWY_AFTER_NAMESPACE();
 namespace lln::bench {
 
 HWY_EXPORT(fma_chains_here);
+HWY_EXPORT(pair_chains_here);
 HWY_EXPORT(flops_per_round_here);
 HWY_EXPORT(copy_past_caches_here);
 
 float fma_chains(std::int64_t rounds) { return HWY_DYNAMIC_DISPATCH(fma_chains_here)(rounds); }
+
+float pair_chains(std::int64_t rounds) { return HWY_DYNAMIC_DISPATCH(pair_chains_here)(rounds); }
 
 std::int64_t flops_per_round() { return HWY_DYNAMIC_DISPATCH(flops_per_round_here)(); }
 

@@ -1,4 +1,4 @@
-// The two loops that find a machine's limits, at the widest vectors that the library's kernels use
+// The loops that find a machine's limits, at the widest vectors that the library's kernels use
 // here. Apart from machine.h, which decides how long they run and on which threads.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -11,6 +11,9 @@ namespace lln::bench {
 // chains than latency times units of any CPU that exists. The result depends on all of them.
 float fma_chains(std::int64_t rounds);
 std::int64_t flops_per_round();
+// The same with products of bf16 pairs, twice as many operations a round; for CPUs that have them
+// (cpu::has_pairs).
+float pair_chains(std::int64_t rounds);
 
 // Copies `floats` numbers past the caches, as only a copy can that never reads them again. Both
 // pointers are aligned to 64 bytes, `floats` is a multiple of 64.

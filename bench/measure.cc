@@ -44,8 +44,9 @@ double warm_up(ProblemData& data) {
 
 }  // namespace
 
-void check_measurable(const Problem& problem, Parallel& threads, Manner manner) {
-  workspace_bytes(problem, {.parallel = &threads});  // throws where no kernel takes it
+void check_measurable(const Problem& problem, Parallel& threads, const Manner& manner) {
+  workspace_bytes(
+      problem, {.parallel = &threads, .kernel = manner.kernel});  // throws where no kernel takes it
   const Cost cost = minimal_cost(problem);
   if (!(cost.bytes > 0 && cost.flops > 0)) {
     throw Error(ErrorCode::invalid_argument,
@@ -64,27 +65,27 @@ void check_measurable(const Problem& problem, Parallel& threads, Manner manner) 
 }
 
 Result measure(const Problem& problem, Parallel& threads, double seconds, double bandwidth,
-               Manner manner) {
+               const Manner& manner) {
   check_measurable(problem, threads, manner);
+  Exec exec{.parallel = &threads, .kernel = manner.kernel};
   Result result;
   result.problem = to_string(problem);
-  result.kernel = explain(problem, {.parallel = &threads}).chosen;
+  result.kernel = explain(problem, exec).chosen;
   result.threads = threads.workers();
   result.cost = minimal_cost(problem);
   result.manner = manner;
 
   HostMemory memory(threads);
-  result.workspace_bytes = workspace_bytes(problem, {.parallel = &threads});
-  ProblemData data(problem, memory,
-                   {.parallel = &threads, .workspace = memory.zeros(result.workspace_bytes)},
-                   manner.matched);
+  result.workspace_bytes = workspace_bytes(problem, exec);
+  exec.workspace = memory.zeros(result.workspace_bytes);
+  ProblemData data(problem, memory, exec, manner.matched);
   const double call_seconds = warm_up(data);
   // As long as a batch: on a busy machine both then lose as many time slices to others.
   const double peak_seconds = std::clamp(call_seconds, kBatchSeconds, kMostPeakSeconds);
 
   std::vector<double> times, ratios;
   const auto start = Clock::now();
-  result.peaks.push_back(fma_peak(threads, peak_seconds));
+  result.peaks.push_back(product_peak(threads, peak_seconds, problem.dtype));
   for (int batch = 0; batch < kLeastBatches || seconds_since(start) < seconds; ++batch) {
     if (batch > 0 && seconds_since(start) > kPatience * seconds) break;
     const std::size_t first = times.size();
@@ -93,7 +94,7 @@ Result measure(const Problem& problem, Parallel& threads, double seconds, double
       times.push_back(timed_run(data));
     } while (seconds_since(batch_start) < kBatchSeconds);
     const double before = result.peaks.back();
-    result.peaks.push_back(fma_peak(threads, peak_seconds));
+    result.peaks.push_back(product_peak(threads, peak_seconds, problem.dtype));
     const double peak = 2 / (1 / before + 1 / result.peaks.back());  // the mean of their times
     const double floor = std::max(result.cost.bytes / bandwidth, result.cost.flops / peak);
     for (std::size_t i = first; i < times.size(); ++i) ratios.push_back(times[i] / floor);

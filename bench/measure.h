@@ -31,7 +31,7 @@ struct Result {
 
 // Throws lln::Error where the problem cannot be measured: no kernel, nothing to compute, or nothing
 // to match.
-void check_measurable(const Problem& problem, Parallel& threads, Manner manner = {});
+void check_measurable(const Problem& problem, Parallel& threads, const Manner& manner = {});
 
 // Percentiles and ratio of a result from its samples in seconds.
 void summarise(const std::vector<double>& times, const std::vector<double>& ratios, Result& result);
@@ -39,6 +39,6 @@ void summarise(const std::vector<double>& times, const std::vector<double>& rati
 // Of a problem on the CPU. Takes about this many seconds, more where three calls take longer.
 // `bandwidth` in bytes/second.
 Result measure(const Problem& problem, Parallel& threads, double seconds, double bandwidth,
-               Manner manner = {});
+               const Manner& manner = {});
 
 }  // namespace lln::bench

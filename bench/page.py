@@ -26,7 +26,8 @@ in one run of it.
 
 - **floor** is max(bytes / copy bandwidth, FLOPs / multiply-add peak): bytes and FLOPs are the least
   that any implementation needs (`lln explain` prints them), an exponential counts nothing, and
-  bandwidth and peak are measured on the same threads in the same run. **ratio** is time over
+  bandwidth and peak are measured on the same threads in the same run. The peak is that of f32, for
+  problems in bf16 that of bf16 pairs where the CPU multiplies these. **ratio** is time over
   floor. The peak is measured in turn with the calls, because a machine that is slow for a second
   should slow both; the ratio is the median over all calls.
 - On a GPU the floor is bytes / copy bandwidth of the device, measured in turn with the calls:

@@ -17,6 +17,7 @@ namespace lln::bench {
 struct Manner {
   bool matched = false;  // alpha and beta are matched to q and k before every forward
   bool graph = false;    // on a device: inside a CUDA graph
+  std::string kernel;    // this one; empty: the first that takes the problem
 };
 
 class ProblemData {

@@ -250,6 +250,8 @@ Verb add_bench(CLI::App& program) {
   command->add_option("--seconds", request->seconds, "Time to spend on each problem")
       ->check(CLI::Range(0.001, 3600.0))
       ->capture_default_str();
+  command->add_option("--kernel", request->manner.kernel,
+                      "Force a kernel, for all problems; lln info lists them");
   command->add_flag("--matched", request->manner.matched,
                     "Match alpha and beta to q and k, per sequence and head, in every call");
   command->add_flag("--graph", request->manner.graph,

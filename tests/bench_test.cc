@@ -45,7 +45,9 @@ TEST(Machine, CopyCopies) {
 
 TEST(Machine, LimitsArePositive) {
   ThreadPool threads(2);
-  EXPECT_GT(fma_peak(threads, 1e-3), 1e6);
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    EXPECT_GT(product_peak(threads, 1e-3, dtype), 1e6);
+  }
   EXPECT_GT(copy_bandwidth(threads, 0), 1e6);
   EXPECT_FALSE(cpu_name().empty());
 }
