@@ -42,11 +42,14 @@ struct Report {
   double bandwidth = 0;  // bytes per second
   std::vector<bench::Result> results;
 
-  // Of all peaks that were measured beside the kernels.
+  // Of the peaks that were measured beside the kernels: those of f32, if there are any.
   double peak() const {
-    std::vector<double> all;
-    for (const bench::Result& r : results) all.insert(all.end(), r.peaks.begin(), r.peaks.end());
-    return bench::percentile(all, 50);
+    std::vector<double> all, of_bf16;
+    for (const bench::Result& r : results) {
+      std::vector<double>& peaks = parse_problem(r.problem).dtype == DType::bf16 ? of_bf16 : all;
+      peaks.insert(peaks.end(), r.peaks.begin(), r.peaks.end());
+    }
+    return bench::percentile(all.empty() ? of_bf16 : all, 50);
   }
 };
 
