@@ -110,6 +110,74 @@ __device__ inline void multiply_split_step(float (&acc)[kCount][4], const Split 
   }
 }
 
+// acc += x y or, where kTransposed, x y^T, for rows first .. + 15 of a tile of kRows x kWidth and
+// results as in multiply_split_step.
+template <int kRows, int kWidth, bool kTransposed, int kOtherRows = kWidth, int kCount>
+__device__ inline void multiply_split_rows(float (&acc)[kCount][4], const unsigned char* x,
+                                           int first, const unsigned char* y, int result) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll 1  // more steps at a time would fill registers that there are not
+  for (int step = 0; step < kWidth / 16; ++step) {
+    Split a[4];
+    load_split<kSplitPart<kRows, kWidth>, false>(
+        a, shared_address(x) + tile_offset<kWidth>(first + (lane & 15), 2 * step + (lane >> 4)));
+    multiply_split_step<kWidth, kTransposed, kOtherRows>(acc, a, y, step, result);
+  }
+}
+
+// The left operand whose rows are channels `channel` .. + 15 of a tile and whose sums go over its
+// rows `first` .. + 15.
+template <int kRows, int kWidth>
+__device__ inline void load_split_channels(Split (&a)[4], const unsigned char* tile, int channel,
+                                           int first) {
+  const int lane = threadIdx.x & 31;
+  load_split<kSplitPart<kRows, kWidth>, true>(
+      a, shared_address(tile) + tile_offset<kWidth>(first + 8 * (lane >> 4) + (lane & 7),
+                                                    channel / 8 + ((lane >> 3) & 1)));
+}
+
+// sums += a y for rows `first` .. + 15 of a tile. The tensor core cuts its sums off: those of 16
+// rows are added to those of all rows before by ordinary additions.
+template <int kRows, int kWidth>
+__device__ inline void add_split_rows(float (&sums)[kWidth / 8][4], const Split (&a)[4],
+                                      const unsigned char* y, int first) {
+  const int lane = threadIdx.x & 31, row = first + 8 * ((lane >> 3) & 1) + (lane & 7);
+#pragma unroll
+  for (int n = 0; n < kWidth / 16; ++n) {
+    __syncwarp();  // as in multiply_split_step
+    std::uint32_t b[3][4];
+    load_split<kSplitPart<kRows, kWidth>, true>(
+        b, shared_address(y) + tile_offset<kWidth>(row, 2 * n + (lane >> 4)));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float sum[4] = {};
+      mma_split(sum, a, {b[0][2 * i], b[1][2 * i], b[2][2 * i]},
+                {b[0][2 * i + 1], b[1][2 * i + 1], b[2][2 * i + 1]});
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sums[2 * n + i][j] += sum[j];
+    }
+  }
+}
+
+// 16 x 8 kCount results as they are into a tile of kRows x kWidth, from row `first` and column
+// 8 `piece` on.
+template <int kRows, int kWidth, int kCount>
+__device__ inline void write_split_results(unsigned char* tile, int first, int piece,
+                                           const float (&x)[kCount][4]) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int i = 0; i < 2 * kCount; ++i) {
+    const Split words = split(x[i / 2][2 * (i % 2)], x[i / 2][2 * (i % 2) + 1]);
+    const std::uint32_t at =
+        tile_offset<kWidth>(first + (lane >> 2) + 8 * (i % 2), piece + i / 2) + 4 * (lane & 3);
+#pragma unroll
+    for (int part = 0; part < 3; ++part) {
+      *reinterpret_cast<std::uint32_t*>(tile + part * kSplitPart<kRows, kWidth> + at) =
+          words.part[part];
+    }
+  }
+}
+
 // acc += x * tile, or x * tile^T, for the group-th 32 channels of rows in registers; what is summed
 // over lies in the tile in direct order.
 template <int kWidth, bool kTransposed>

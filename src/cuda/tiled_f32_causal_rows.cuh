@@ -1,0 +1,188 @@
+// The first backward walk of causal LLN in f32, from the first chunk of a piece to the last, by the
+// formulas of tiled_causal_rows.cuh: dq, and for every row 1 / mass and delta. With K, s before the
+// chunk (tiled_f32_causal_forward.cuh)
+//   Z = s + tril(1) Eu,  X = g K^T + tril(g v^T) Eu      [rows, channels]
+//   mass = Ea . Z,  delta = Ea . X / mass,  dq = alpha Ea / mass (X - delta Z).
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cuda/tiled_f32_causal_tiles.cuh"
+
+namespace lln::cuda {
+
+template <int kDim>
+struct FloatCausalRowsShape : FloatCausalShape<kDim> {
+  using Base = FloatCausalShape<kDim>;
+  // g, v, Eu, K, g v^T, s, masses and dots of slices of rows.
+  static constexpr int kShared = 3 * Base::kTileBytes + Base::kStateBytes + Base::kPairBytes +
+                                 (kDim + 2 * kFloatChunk * Base::kSlices) * 4;
+};
+
+// z += tril(1) Eu for 16 rows, 16 keys and 32 channels. Ones are exact in one part; sums as in
+// mma_split.
+template <int kDim>
+__device__ inline void add_keys_up_to_row(float (&z)[4][4], const FloatCausalPart<kDim>& part,
+                                          const unsigned char* eu_tile, int step) {
+  const int lane = threadIdx.x & 31;
+  std::uint32_t ones[4];
+  ones_up_to_row(ones, 16 * step == part.first);
+#pragma unroll
+  for (int n = 0; n < 4; n += 2) {
+    __syncwarp();  // as in multiply_split_step
+    std::uint32_t b[3][4];
+    load_split<kSplitPart<kFloatChunk, kDim>, true>(
+        b, shared_address(eu_tile) +
+               tile_offset<kDim>(16 * step + (lane & 15), 4 * part.slice + n + (lane >> 4)));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float small[4] = {}, large[4] = {};
+      mma(small, ones, b[2][2 * i], b[2][2 * i + 1]);
+      mma(small, ones, b[1][2 * i], b[1][2 * i + 1]);
+      mma(large, ones, b[0][2 * i], b[0][2 * i + 1]);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) z[n + i][j] += large[j] + small[j];
+    }
+  }
+}
+
+// Sums of e z and e x over all channels of 16 rows, which the warps of a group exchange: [row,
+// slice, mass or dot].
+template <int kDim>
+__device__ inline void exchange_float_causal(float (&mass)[2], float (&dot)[2],
+                                             const RowFloats<32>& e, const float (&x)[4][4],
+                                             const float (&z)[4][4], float2* shares,
+                                             const FloatCausalPart<kDim>& part) {
+  constexpr int kSlices = FloatCausalShape<kDim>::kSlices;
+  const int lane = threadIdx.x & 31;
+  float2* const own = shares + (part.first + (lane >> 2)) * kSlices;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    mass[half] = dot[half] = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float weight = e[0][half][i];
+      mass[half] = fmaf(weight, z[i / 2][2 * half + i % 2], mass[half]);
+      dot[half] = fmaf(weight, x[i / 2][2 * half + i % 2], dot[half]);
+    }
+    mass[half] = quad_sum(mass[half]);
+    dot[half] = quad_sum(dot[half]);
+    if ((lane & 3) == 0) own[8 * half * kSlices + part.slice] = {mass[half], dot[half]};
+  }
+  part.meet_group();
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    mass[half] = dot[half] = 0;
+#pragma unroll
+    for (int i = 0; i < kSlices; ++i) {
+      const float2 share = own[8 * half * kSlices + i];
+      mass[half] += share.x;
+      dot[half] += share.y;
+    }
+  }
+}
+
+// X becomes dq, and 1 / mass and delta of the rows are kept.
+__device__ inline void finish_float_causal_rows(float (&x)[4][4], const float (&z)[4][4],
+                                                const RowFloats<32>& e, const float (&mass)[2],
+                                                const float (&dot)[2], float alpha,
+                                                const CausalCall& causal, const CausalPiece& piece,
+                                                int row, int slice) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float inverse = inverse_of(mass[half]), delta = dot[half] * inverse;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      float& own = x[i / 2][2 * half + i % 2];
+      own = alpha * e[0][half][i] * inverse * fmaf(-delta, z[i / 2][2 * half + i % 2], own);
+    }
+    const int own_row = row + (lane >> 2) + 8 * half;
+    if (slice != 0 || (lane & 3) != 0 || own_row >= piece.count) continue;
+    const std::int64_t at = statistics_at(causal, piece, piece.head) + own_row;
+    causal.inverse[at] = inverse;
+    causal.delta[at] = delta;
+  }
+}
+
+// One block per piece and query head.
+template <int kDim>
+__global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 3 : 1)
+    float_causal_rows(const __grid_constant__ CausalCall causal) {
+  using Shape = FloatCausalRowsShape<kDim>;
+  using Part = FloatCausalPart<kDim>;
+  LLN_DYNAMIC_SHARED(shared);
+  unsigned char* const g_tile = shared;
+  unsigned char* const v_tile = g_tile + Shape::kTileBytes;
+  unsigned char* const eu_tile = v_tile + Shape::kTileBytes;
+  unsigned char* const state_tile = eu_tile + Shape::kTileBytes;
+  unsigned char* const pairs = state_tile + Shape::kStateBytes;
+  float* const state_mass = reinterpret_cast<float*>(pairs + Shape::kPairBytes);
+  float2* const shares = reinterpret_cast<float2*>(state_mass + kDim);
+  const DeviceCall& call = causal.call;
+  const CausalPiece piece = find_causal_piece<false>(call);
+  if (piece.s < 0) return;
+  const Part part;
+  const int channel = 32 * part.slice, t = threadIdx.x & 3;
+  const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
+  const float* const q_rows = piece.rows<const float>(call.q) + channel;
+  const float* const g_rows = piece.rows<const float>(call.g) + channel;
+  float* const dq = piece.rows<float>(call.dq);
+  RowFloats<32> e, g;
+  FloatKeys keys;
+  const auto load = [&](int row) {
+    load_float_rows<32>(g, g_rows, call.g.token, row, piece.count, dim_v - channel);
+    keys.load(call, piece, row, part.slice);
+  };
+  load(part.first);
+  if (piece.first) zero_rows_before(dq, call.dq.token, piece.sequence.key_first, dim);
+  ChannelRows<kDim> state;
+  if (!piece.first) {
+    state.read(causal.before, piece.slot * call.heads_k + piece.head_k, dim, dim_v);
+  }
+  const float alpha = scale_at(call.alpha, piece.s, piece.head);
+  const float beta = scale_at(call.beta, piece.s, piece.head_k) * kLog2E;
+  LargestFloat largest_q, largest_k, largest_dq;
+  for (int row = part.first; row - part.first < piece.count; row += kFloatChunk) {
+    weigh_causal_rows(g, call, piece, piece.head, row, part.slice);
+    float_exponentials(keys.k, beta, keys.counts[0], keys.counts[1], dim - channel, largest_k);
+    part.write_rows(g_tile, g);
+    part.write_rows(v_tile, keys.v);
+    part.write_rows(eu_tile, keys.k);
+    write_split_state(state_tile, state_mass, state);
+    __syncthreads();
+    load_float_rows<32>(e, q_rows, call.q.token, row, piece.count, dim - channel);
+    load(row + kFloatChunk);
+    if (part.sees_partners()) {
+      typename Part::Pairs products = {};
+      part.multiply_pairs(products, g_tile, v_tile);
+      part.template mask_pairs<true>(products);
+      part.write_pairs(pairs, products);
+    }
+    float x[4][4] = {}, z[4][4] = {};
+    part.template multiply_by_state<true>(x, g_tile, state_tile);
+    part.meet_group();
+    for (int step = 0; 16 * step <= part.first; ++step) {
+      part.multiply_by_pairs(x, pairs, eu_tile, step);
+      add_keys_up_to_row(z, part, eu_tile, step);
+    }
+    to_direct<32>(x);
+    to_direct<32>(z);
+#pragma unroll
+    for (int i = 0; i < 16; ++i)
+      z[i % 8 / 2][i / 8 * 2 + i % 2] += state_mass[channel + 8 * t + i % 8];
+    float_exponentials(e, alpha * kLog2E, true, true, dim - channel, largest_q);
+    float mass[2], dot[2];
+    exchange_float_causal(mass, dot, e, x, z, shares, part);
+    finish_float_causal_rows(x, z, e, mass, dot, alpha, causal, piece, row, part.slice);
+    largest_dq.see(x);
+    store_float_rows<32>(dq + channel, call.dq.token, row, piece.count, dim - channel, x);
+    add_split_chunk(state, eu_tile, v_tile, [](int) { return 1.0F; });
+    __syncthreads();  // the tiles have been read
+  }
+  report_reach(causal, piece,
+               largest_q.at_most(kLargestModerate / fabsf(alpha * kLog2E)) &&
+                   largest_k.at_most(kLargestModerate / fabsf(beta)) &&
+                   largest_dq.at_most(kLargestFloat));
+}
+
+}  // namespace lln::cuda
