@@ -11,6 +11,7 @@
 #include "cuda/tiled_f32_causal_forward.cuh"
 #include "cuda/tiled_f32_causal_keys.cuh"
 #include "cuda/tiled_f32_causal_rows.cuh"
+#include "cuda/tiled_f32_diag.h"
 #include "cuda/tiled_plan.h"
 
 namespace lln::cuda {
@@ -20,7 +21,6 @@ constexpr int kLargest = 128;
 
 std::string refusal(const Problem& p) {
   if (p.dtype != DType::f32) return "takes f32 alone";
-  if (p.kind != Kind::lln) return "takes kind lln alone";
   // The widest walks take more shared memory than some devices have.
   const int needed = p.op == Op::backward ? FloatCausalKeysShape<kLargest>::kShared
                                           : FloatCausalForwardShape<kLargest>::kShared;
@@ -28,7 +28,8 @@ std::string refusal(const Problem& p) {
   if (std::max(p.dim, p.dim_v) > largest) {
     return "takes dim and dim_v up to " + std::to_string(largest);
   }
-  return causal_refusal(p);
+  const std::string why = causal_refusal(p);
+  return why.empty() && p.has_diag() ? float_diag_refusal(p) : why;
 }
 
 // s and K before every piece.
@@ -75,23 +76,35 @@ void launch_lln(Op op, const CausalWork& work) {
   (op == Op::backward ? launch_backward<kDim> : launch_forward<kDim>)(work.causal, work.plan);
 }
 
+void launch_lln(const Problem& p, const CausalWork& work) {
+  switch (tiled_width(p)) {
+    case 32:
+      return launch_lln<32>(p.op, work);
+    case 64:
+      return launch_lln<64>(p.op, work);
+    default:
+      return launch_lln<128>(p.op, work);
+  }
+}
+
 std::size_t bytes(const Problem& p, int workers) {
-  return causal_bytes(p, causal_scratch_bytes(p), workers);
+  const std::size_t diag = p.has_diag() ? float_diag_bytes(p) : 0;
+  return causal_bytes(p, causal_scratch_bytes(p) + diag, workers);
 }
 
 void run(const Call& call) {
   const Problem& p = call.problem;
   if (!tiled_takes(call)) return plain_kernel(p.op).run(call);
   const CausalWork work = prepare_causal(call);
-  switch (tiled_width(p)) {
-    case 32:
-      launch_lln<32>(p.op, work);
-      break;
-    case 64:
-      launch_lln<64>(p.op, work);
-      break;
-    default:
-      launch_lln<128>(p.op, work);
+  if (p.has_diag()) {
+    Call diag_call = call;
+    diag_call.workspace = call.workspace + causal_scratch_bytes(p);
+    // Before the first kernel of LLN: those of Diag read their table of sequences early.
+    const TiledWork diag = prepare_float_diag(diag_call);
+    launch_lln(p, work);
+    launch_float_diag(p.op, diag);
+  } else {
+    launch_lln(p, work);
   }
   run_plain_again(call, work);
 }

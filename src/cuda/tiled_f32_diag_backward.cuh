@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(256, kDim <= 64 ? 2 : 1)
   const KeyRows piece = key_rows(tiled);
   if (piece.s < 0) return;
   const DeviceSequence& seq = piece.sequence;
-  const FloatDiagWalk walk(call, seq);
+  const FloatDiagWalk walk(tiled, seq);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = threadIdx.x & 31;
   const Part part{shared, warp % 4 * 16, warp / 4};
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
