@@ -42,7 +42,7 @@ __device__ inline void finish_float_causal(float (&acc)[4][4], const float (&mas
 
 // One block per piece and query head; the heads of a group walk the same keys.
 template <int kDim>
-__global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 3 : 1)
+__global__ void __launch_bounds__(2 * kDim, kDim == 128 ? 1 : 192 / kDim)
     float_causal_forward(const __grid_constant__ CausalCall causal) {
   using Shape = FloatCausalForwardShape<kDim>;
   using Part = FloatCausalPart<kDim>;
@@ -78,8 +78,10 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 3 : 1)
   const float beta = scale_at(call.beta, piece.s, piece.head_k) * kLog2E;
   LargestFloat largest_q, largest_k, largest_o;
   for (int row = part.first; row - part.first < piece.count; row += kFloatChunk) {
-    float_exponentials(q, alpha, true, true, dim - channel, largest_q);
-    float_exponentials(keys.k, beta, keys.counts[0], keys.counts[1], dim - channel, largest_k);
+    largest_q.see(q);
+    float_exponentials(q, alpha, true, true, dim - channel);
+    largest_k.see(keys.k);
+    float_exponentials(keys.k, beta, keys.counts[0], keys.counts[1], dim - channel);
     part.write_rows(ea_tile, q);
     part.write_rows(eu_tile, keys.k);
     part.write_rows(v_tile, keys.v);

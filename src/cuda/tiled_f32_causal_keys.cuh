@@ -66,7 +66,7 @@ struct FloatCausalKeysTiles {
 
 // One block per piece and key head.
 template <int kDim>
-__global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 2 : 1)
+__global__ void __launch_bounds__(2 * kDim, 128 / kDim)
     float_causal_keys(const __grid_constant__ CausalCall causal) {
   LLN_DYNAMIC_SHARED(shared);
   const FloatCausalKeysTiles<kDim> tiles(shared);
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 2 : 1)
     sums.read(causal.behind, (piece.slot + 1) * call.heads + piece.head, dim, dim_v);
   }
   const float beta = scale_at(call.beta, piece.s, piece.head_k);
-  LargestFloat largest, unused;
+  LargestFloat largest;
   FloatKeys keys;
   FloatGradientRows rows;
   const int last = (piece.count - 1) / kFloatChunk * kFloatChunk + part.first;
@@ -102,8 +102,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 2 : 1)
       part.write_rows(tiles.y, rows.y);
       part.write_rows(tiles.g, rows.g);
       if (head == 0) {
-        float_exponentials(keys.k, beta * kLog2E, keys.counts[0], keys.counts[1], dim - channel,
-                           unused);
+        float_exponentials(keys.k, beta * kLog2E, keys.counts[0], keys.counts[1], dim - channel);
         part.write_rows(tiles.eu, keys.k);
         part.write_rows(tiles.v, keys.v);
         write_split_state(tiles.sums, tiles.mass, sums);

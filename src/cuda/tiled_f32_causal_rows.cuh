@@ -106,7 +106,7 @@ __device__ inline void finish_float_causal_rows(float (&x)[4][4], const float (&
 
 // One block per piece and query head.
 template <int kDim>
-__global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 3 : 1)
+__global__ void __launch_bounds__(2 * kDim, 128 / kDim)
     float_causal_rows(const __grid_constant__ CausalCall causal) {
   using Shape = FloatCausalRowsShape<kDim>;
   using Part = FloatCausalPart<kDim>;
@@ -144,7 +144,8 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 3 : 1)
   LargestFloat largest_q, largest_k, largest_dq;
   for (int row = part.first; row - part.first < piece.count; row += kFloatChunk) {
     weigh_causal_rows(g, call, piece, piece.head, row, part.slice);
-    float_exponentials(keys.k, beta, keys.counts[0], keys.counts[1], dim - channel, largest_k);
+    largest_k.see(keys.k);
+    float_exponentials(keys.k, beta, keys.counts[0], keys.counts[1], dim - channel);
     part.write_rows(g_tile, g);
     part.write_rows(v_tile, keys.v);
     part.write_rows(eu_tile, keys.k);
@@ -170,7 +171,8 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 3 : 1)
 #pragma unroll
     for (int i = 0; i < 16; ++i)
       z[i % 8 / 2][i / 8 * 2 + i % 2] += state_mass[channel + 8 * t + i % 8];
-    float_exponentials(e, alpha * kLog2E, true, true, dim - channel, largest_q);
+    largest_q.see(e);
+    float_exponentials(e, alpha * kLog2E, true, true, dim - channel);
     float mass[2], dot[2];
     exchange_float_causal(mass, dot, e, x, z, shares, part);
     finish_float_causal_rows(x, z, e, mass, dot, alpha, causal, piece, row, part.slice);

@@ -36,8 +36,7 @@ struct FloatGradientRows {
   __device__ void finish(const DeviceCall& call, const CausalPiece& piece, std::int64_t head,
                          int first, int slice, float* deltas) {
     const float scale = scale_at(call.alpha, piece.s, head) * kLog2E;
-    LargestFloat unused;
-    float_exponentials(y, scale, true, true, static_cast<int>(call.dim) - 32 * slice, unused);
+    float_exponentials(y, scale, true, true, static_cast<int>(call.dim) - 32 * slice);
 #pragma unroll
     for (int i = 0; i < 16; ++i) y[0][i / 8][i % 8] *= inverse[i / 8];
     weigh_causal_rows(g, call, piece, head, first, slice);
@@ -55,7 +54,7 @@ inline constexpr int kFloatCausalSumsShared =
 
 // Of the keys of each piece but the last. One block per piece and key head.
 template <int kDim>
-__global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 4 : 2)
+__global__ void __launch_bounds__(2 * kDim, kDim == 128 ? 1 : 192 / kDim)
     float_causal_key_sums(const __grid_constant__ CausalCall causal) {
   using Shape = FloatCausalShape<kDim>;
   LLN_DYNAMIC_SHARED(shared);
@@ -67,10 +66,9 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 4 : 2)
   const float beta = scale_at(call.beta, piece.s, piece.head_k) * kLog2E;
   ChannelRows<kDim> sums;
   FloatKeys keys;
-  LargestFloat unused;  // the walks see the same keys
   keys.load(call, piece, part.first, part.slice);
   for (int row = part.first; row - part.first < piece.count; row += kFloatChunk) {
-    float_exponentials(keys.k, beta, keys.counts[0], keys.counts[1], dim - 32 * part.slice, unused);
+    float_exponentials(keys.k, beta, keys.counts[0], keys.counts[1], dim - 32 * part.slice);
     part.write_rows(shared, keys.k);
     part.write_rows(shared + Shape::kTileBytes, keys.v);
     __syncthreads();
@@ -83,7 +81,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 4 : 2)
 
 // Of the rows of each piece but the first. One block per piece and query head.
 template <int kDim>
-__global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 4 : 2)
+__global__ void __launch_bounds__(2 * kDim, kDim == 128 ? 1 : 192 / kDim)
     float_causal_row_sums(const __grid_constant__ CausalCall causal) {
   using Shape = FloatCausalShape<kDim>;
   LLN_DYNAMIC_SHARED(shared);

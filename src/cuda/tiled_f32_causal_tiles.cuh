@@ -125,6 +125,10 @@ class LargestFloat {
 #pragma unroll
     for (int i = 0; i < 4 * kCount; ++i) see(x[i / 4][i % 4]);
   }
+  __device__ void see(const RowFloats<32>& x) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) see(x[0][i / 8][i % 8]);
+  }
   __device__ bool at_most(float limit) const { return top_ <= limit; }
 
  private:
@@ -155,12 +159,11 @@ struct FloatKeys {
 // 2^(scale x) of 16 rows and 32 channels; zeros in rows that do not count, and from channel `dim`
 // on.
 __device__ inline void float_exponentials(RowFloats<32>& x, float scale, bool low, bool high,
-                                          int dim, LargestFloat& largest) {
+                                          int dim) {
   const bool there = 8 * (static_cast<int>(threadIdx.x) & 3) < dim;
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     float& own = x[0][i / 8][i % 8];
-    largest.see(own);
     own = there && (i < 8 ? low : high) ? exp2_fast(own * scale) : 0;
   }
 }

@@ -165,8 +165,10 @@ TEST_F(CudaInvariance, WideHeads) {
 
 // f32 on tensor cores: rows that several warps share, and Diag that is added in place.
 TEST_F(CudaInvariance, FloatHeads) {
-  for (const std::string kind : {"lln", "lln+diag16"}) {
-    const Case c = make_case("backward:f32:cpu:b3h2k1n70d64:" + kind);
+  for (const std::string problem :
+       {"b3h2k1n70d64:lln", "b3h2k1n70d64:lln+diag16", "b3h2k1n70d64:lln:causal",
+        "b3h2k1n70d64:lln+diag16:causal", "b3h2k1n4200d8:lln:causal"}) {
+    const Case c = make_case("backward:f32:cpu:" + problem);
     const Inputs in = conformance::make_inputs(c, c.problem.dtype);
     expect_same_bits(run_on_device(c, in), run_on_device(c, in), to_string(c));
     expect_alone_as_among_three(c);
