@@ -1,90 +1,43 @@
-// The tiled family of causal LLN and LLN+Diag in f32: which calls it takes and what is launched.
-// Pieces, scratch memory and heads that are out of reach are those of tiled_causal_plan.h. Diag is
-// added to the results of LLN in place (tiled_f32_diag.h).
+// The tiled families of causal attention in f32 and f16: which calls they take and what is
+// launched. Pieces, scratch memory and heads that are out of reach are those of
+// tiled_causal_plan.h. Diag is added to the results of LLN in place (tiled_f32_diag.h), which f16
+// would round twice.
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/tiled_f32_causal.h"
 
 #include <algorithm>
 
-#include "cuda/launch.h"
-#include "cuda/tiled_causal_plan.h"
-#include "cuda/tiled_f32_causal_forward.cuh"
-#include "cuda/tiled_f32_causal_keys.cuh"
-#include "cuda/tiled_f32_causal_rows.cuh"
+#include "cuda/tiled_f32_causal_launch.cuh"
 #include "cuda/tiled_f32_diag.h"
-#include "cuda/tiled_plan.h"
 
 namespace lln::cuda {
 namespace {
 
 constexpr int kLargest = 128;
 
-std::string refusal(const Problem& p) {
-  if (p.dtype != DType::f32) return "takes f32 alone";
-  // The widest walks take more shared memory than some devices have.
-  const int needed = p.op == Op::backward ? FloatCausalKeysShape<kLargest>::kShared
-                                          : FloatCausalForwardShape<kLargest>::kShared;
+// Why walks with elements of T do not take a problem.
+template <class T>
+std::string walk_refusal(const Problem& p) {
+  // The widest ones take more shared memory than some devices have.
+  const int needed = p.op == Op::backward ? FloatCausalKeysShape<T, kLargest>::kShared
+                                          : FloatCausalForwardShape<T, kLargest>::kShared;
   const int largest = lacks_shared_memory(p, needed) ? kLargest / 2 : kLargest;
   if (std::max(p.dim, p.dim_v) > largest) {
     return "takes dim and dim_v up to " + std::to_string(largest);
   }
-  const std::string why = causal_refusal(p);
+  return causal_refusal(p);
+}
+
+std::string f32_refusal(const Problem& p) {
+  if (p.dtype != DType::f32) return "takes f32 alone";
+  const std::string why = walk_refusal<float>(p);
   return why.empty() && p.has_diag() ? float_diag_refusal(p) : why;
 }
 
-// s and K before every piece.
-template <int kDim>
-void launch_before(const CausalCall& causal, const CausalPlan& plan) {
-  launch("float_causal_key_sums", float_causal_key_sums<kDim>,
-         LaunchShape{plan.jobs * causal.call.heads_k, 2 * kDim, kFloatCausalSumsShared<kDim>,
-                     plan.stream},
-         causal);
-  launch_join_before(causal, plan);
-}
-
-template <int kDim>
-void launch_forward(const CausalCall& causal, const CausalPlan& plan) {
-  if (plan.pieces) launch_before<kDim>(causal, plan);
-  launch("float_causal_forward", float_causal_forward<kDim>,
-         LaunchShape{plan.jobs * causal.call.heads, 2 * kDim,
-                     FloatCausalForwardShape<kDim>::kShared, plan.stream},
-         causal);
-}
-
-template <int kDim>
-void launch_backward(const CausalCall& causal, const CausalPlan& plan) {
-  const DeviceCall& call = causal.call;
-  if (plan.pieces) launch_before<kDim>(causal, plan);
-  launch("float_causal_rows", float_causal_rows<kDim>,
-         LaunchShape{plan.jobs * call.heads, 2 * kDim, FloatCausalRowsShape<kDim>::kShared,
-                     plan.stream},
-         causal);
-  if (plan.pieces) {
-    launch("float_causal_row_sums", float_causal_row_sums<kDim>,
-           LaunchShape{plan.jobs * call.heads, 2 * kDim, kFloatCausalSumsShared<kDim>, plan.stream},
-           causal);
-    launch_join_behind(causal, plan);
-  }
-  launch("float_causal_keys", float_causal_keys<kDim>,
-         LaunchShape{plan.jobs * call.heads_k, 2 * kDim, FloatCausalKeysShape<kDim>::kShared,
-                     plan.stream},
-         causal);
-}
-
-template <int kDim>
-void launch_lln(Op op, const CausalWork& work) {
-  (op == Op::backward ? launch_backward<kDim> : launch_forward<kDim>)(work.causal, work.plan);
-}
-
-void launch_lln(const Problem& p, const CausalWork& work) {
-  switch (tiled_width(p)) {
-    case 32:
-      return launch_lln<32>(p.op, work);
-    case 64:
-      return launch_lln<64>(p.op, work);
-    default:
-      return launch_lln<128>(p.op, work);
-  }
+std::string f16_refusal(const Problem& p) {
+  if (p.dtype != DType::f16) return "takes f16 alone";
+  if (p.kind != Kind::lln) return "takes kind lln alone";
+  return walk_refusal<F16>(p);
 }
 
 std::size_t bytes(const Problem& p, int workers) {
@@ -101,10 +54,10 @@ void run(const Call& call) {
     diag_call.workspace = call.workspace + causal_scratch_bytes(p);
     // Before the first kernel of LLN: those of Diag read their table of sequences early.
     const TiledWork diag = prepare_float_diag(diag_call);
-    launch_lln(p, work);
+    launch_float_causal<float>(p, work);
     launch_float_diag(p.op, diag);
   } else {
-    launch_lln(p, work);
+    (p.dtype == DType::f32 ? launch_float_causal<float> : launch_f16_causal)(p, work);
   }
   run_plain_again(call, work);
 }
@@ -112,7 +65,8 @@ void run(const Call& call) {
 }  // namespace
 
 std::vector<Kernel> tiled_f32_causal_forward_kernels() {
-  return {{"cuda-tiled-f32-causal", refusal, bytes, run, DeviceKind::cuda}};
+  return {{"cuda-tiled-f32-causal", f32_refusal, bytes, run, DeviceKind::cuda},
+          {"cuda-tiled-f16-causal", f16_refusal, bytes, run, DeviceKind::cuda}};
 }
 std::vector<Kernel> tiled_f32_causal_backward_kernels() {
   return tiled_f32_causal_forward_kernels();

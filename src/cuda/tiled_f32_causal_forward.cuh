@@ -1,4 +1,4 @@
-// The forward walk of causal LLN in f32, by the formulas of tiled_causal_forward.cuh: with
+// The forward walk of causal LLN in f32 and f16, by the formulas of tiled_causal_forward.cuh: with
 // Ea = 2^(alpha q), Eu = 2^(beta k) and the state K = sum Eu (x) v, s = sum Eu over all keys before
 // a chunk,
 //   o = (Ea K + S v) / (Ea s + S 1),     S = Ea Eu^T inside the chunk, where row >= key.
@@ -9,9 +9,9 @@
 
 namespace lln::cuda {
 
-template <int kDim>
-struct FloatCausalForwardShape : FloatCausalShape<kDim> {
-  using Base = FloatCausalShape<kDim>;
+template <class T, int kDim>
+struct FloatCausalForwardShape : FloatCausalShape<T, kDim> {
+  using Base = FloatCausalShape<T, kDim>;
   // Ea, Eu, v, K, S, s, masses of slices of rows.
   static constexpr int kShared = 3 * Base::kTileBytes + Base::kStateBytes + Base::kPairBytes +
                                  (kDim + kFloatChunk * Base::kSlices) * 4;
@@ -41,11 +41,11 @@ __device__ inline void finish_float_causal(float (&acc)[4][4], const float (&mas
 }
 
 // One block per piece and query head; the heads of a group walk the same keys.
-template <int kDim>
+template <class T, int kDim>
 __global__ void __launch_bounds__(2 * kDim, kDim == 128 ? 1 : 192 / kDim)
     float_causal_forward(const __grid_constant__ CausalCall causal) {
-  using Shape = FloatCausalForwardShape<kDim>;
-  using Part = FloatCausalPart<kDim>;
+  using Shape = FloatCausalForwardShape<T, kDim>;
+  using Part = FloatCausalPart<T, kDim>;
   LLN_DYNAMIC_SHARED(shared);
   unsigned char* const ea_tile = shared;
   unsigned char* const eu_tile = ea_tile + Shape::kTileBytes;
@@ -60,10 +60,10 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 128 ? 1 : 192 / kDim)
   const Part part;
   const int lane = threadIdx.x & 31, channel = 32 * part.slice;
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
-  const float* const q_rows = piece.rows<const float>(call.q) + channel;
-  float* const o = piece.rows<float>(call.o);
+  const T* const q_rows = piece.rows<const T>(call.q) + channel;
+  T* const o = piece.rows<T>(call.o);
   RowFloats<32> q;
-  FloatKeys keys;
+  FloatKeys<T> keys;
   const auto load = [&](int row) {
     load_float_rows<32>(q, q_rows, call.q.token, row, piece.count, dim - channel);
     keys.load(call, piece, row, part.slice);
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 128 ? 1 : 192 / kDim)
     part.write_rows(ea_tile, q);
     part.write_rows(eu_tile, keys.k);
     part.write_rows(v_tile, keys.v);
-    write_split_state(state_tile, state_mass, state);
+    write_split_state<Shape::kParts>(state_tile, state_mass, state);
     __syncthreads();
     float mass[2] = {0, 0};
     dot_float_rows(mass, q, state_mass + channel);
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 128 ? 1 : 192 / kDim)
     finish_float_causal(acc, mass, call, piece, row, part.slice);
     largest_o.see(acc);
     store_float_rows<32>(o + channel, call.o.token, row, piece.count, dim_v - channel, acc);
-    add_split_chunk(state, eu_tile, v_tile, [](int) { return 1.0F; });
+    add_split_chunk<Shape::kParts>(state, eu_tile, v_tile, [](int) { return 1.0F; });
     __syncthreads();  // the tiles have been read
   }
   bool good = largest_q.at_most(kLargestModerate / fabsf(alpha)) &&

@@ -1,6 +1,6 @@
-// The second backward walk of causal LLN in f32, from the last chunk of a piece to the first, by
-// the formulas of tiled_causal_keys.cuh: dk and dv. With Y = Ea / mass of rows, G = sum Y (x) g and
-// T = sum Y delta over all rows behind the chunk,
+// The second backward walk of causal LLN in f32 and f16, from the last chunk of a piece to the
+// first, by the formulas of tiled_causal_keys.cuh: dk and dv. With Y = Ea / mass of rows, G = sum Y
+// (x) g and T = sum Y delta over all rows behind the chunk,
 //   dv = triu(Eu Y^T) g + Eu G,   dk = beta Eu (triu(v g^T - delta) Y + v G^T - T).
 // Sums over rows go over all query heads of a group, head by head in every chunk.
 // SPDX-License-Identifier: Apache-2.0
@@ -10,19 +10,19 @@
 
 namespace lln::cuda {
 
-template <int kDim>
-struct FloatCausalKeysShape : FloatCausalShape<kDim> {
-  using Base = FloatCausalShape<kDim>;
+template <class T, int kDim>
+struct FloatCausalKeysShape : FloatCausalShape<T, kDim> {
+  using Base = FloatCausalShape<T, kDim>;
   // Eu, v, Y, g, G, Eu Y^T, v g^T - delta, T, delta.
   static constexpr int kShared =
       4 * Base::kTileBytes + Base::kStateBytes + 2 * Base::kPairBytes + (kDim + kFloatChunk) * 4;
 };
 
 // Where the parts of a chunk lie in shared memory.
-template <int kDim>
+template <class T, int kDim>
 struct FloatCausalKeysTiles {
-  using Shape = FloatCausalKeysShape<kDim>;
-  using Part = FloatCausalPart<kDim>;
+  using Shape = FloatCausalKeysShape<T, kDim>;
+  using Part = FloatCausalPart<T, kDim>;
 
   unsigned char *eu, *v, *y, *g, *sums, *weights, *products;
   float *mass, *deltas;
@@ -65,21 +65,22 @@ struct FloatCausalKeysTiles {
 };
 
 // One block per piece and key head.
-template <int kDim>
+template <class T, int kDim>
 __global__ void __launch_bounds__(2 * kDim, 128 / kDim)
     float_causal_keys(const __grid_constant__ CausalCall causal) {
+  using Shape = FloatCausalKeysShape<T, kDim>;
   LLN_DYNAMIC_SHARED(shared);
-  const FloatCausalKeysTiles<kDim> tiles(shared);
+  const FloatCausalKeysTiles<T, kDim> tiles(shared);
   const DeviceCall& call = causal.call;
   const CausalPiece piece = find_causal_piece<true>(call);
   if (piece.s < 0) return;
-  const FloatCausalPart<kDim> part;
+  const FloatCausalPart<T, kDim> part;
   const int channel = 32 * part.slice, t = threadIdx.x & 3;
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
   const int group = static_cast<int>(static_cast<std::uint32_t>(call.heads) /
                                      static_cast<std::uint32_t>(call.heads_k));
-  float* const dk = piece.keys<float>(call.dk);
-  float* const dv = piece.keys<float>(call.dv);
+  T* const dk = piece.keys<T>(call.dk);
+  T* const dv = piece.keys<T>(call.dv);
   if (piece.first) {
     zero_rows_before(dk, call.dk.token, piece.sequence.key_first, dim);
     zero_rows_before(dv, call.dv.token, piece.sequence.key_first, dim_v);
@@ -90,8 +91,8 @@ __global__ void __launch_bounds__(2 * kDim, 128 / kDim)
   }
   const float beta = scale_at(call.beta, piece.s, piece.head_k);
   LargestFloat largest;
-  FloatKeys keys;
-  FloatGradientRows rows;
+  FloatKeys<T> keys;
+  FloatGradientRows<T> rows;
   const int last = (piece.count - 1) / kFloatChunk * kFloatChunk + part.first;
   rows.load(causal, piece, piece.head, last, part.slice);
   for (int row = last; row >= 0; row -= kFloatChunk) {
@@ -105,7 +106,7 @@ __global__ void __launch_bounds__(2 * kDim, 128 / kDim)
         float_exponentials(keys.k, beta * kLog2E, keys.counts[0], keys.counts[1], dim - channel);
         part.write_rows(tiles.eu, keys.k);
         part.write_rows(tiles.v, keys.v);
-        write_split_state(tiles.sums, tiles.mass, sums);
+        write_split_state<Shape::kParts>(tiles.sums, tiles.mass, sums);
       }
       __syncthreads();
       const bool next = head + 1 == group;
@@ -124,7 +125,8 @@ __global__ void __launch_bounds__(2 * kDim, 128 / kDim)
       tiles.write_pairs(part);
       part.meet_group();
       tiles.add_own_rows(du, dv_acc, part);
-      add_split_chunk(sums, tiles.y, tiles.g, [&](int token) { return tiles.deltas[token]; });
+      add_split_chunk<Shape::kParts>(sums, tiles.y, tiles.g,
+                                     [&](int token) { return tiles.deltas[token]; });
       __syncthreads();  // the tiles have been read
     }
     to_direct<32>(dv_acc);

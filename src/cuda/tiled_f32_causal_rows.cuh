@@ -1,6 +1,6 @@
-// The first backward walk of causal LLN in f32, from the first chunk of a piece to the last, by the
-// formulas of tiled_causal_rows.cuh: dq, and for every row 1 / mass and delta. With K, s before the
-// chunk (tiled_f32_causal_forward.cuh)
+// The first backward walk of causal LLN in f32 and f16, from the first chunk of a piece to the
+// last, by the formulas of tiled_causal_rows.cuh: dq, and for every row 1 / mass and delta. With K,
+// s before the chunk (tiled_f32_causal_forward.cuh)
 //   Z = s + tril(1) Eu,  X = g K^T + tril(g v^T) Eu      [rows, channels]
 //   mass = Ea . Z,  delta = Ea . X / mass,  dq = alpha Ea / mass (X - delta Z).
 // SPDX-License-Identifier: Apache-2.0
@@ -10,9 +10,9 @@
 
 namespace lln::cuda {
 
-template <int kDim>
-struct FloatCausalRowsShape : FloatCausalShape<kDim> {
-  using Base = FloatCausalShape<kDim>;
+template <class T, int kDim>
+struct FloatCausalRowsShape : FloatCausalShape<T, kDim> {
+  using Base = FloatCausalShape<T, kDim>;
   // g, v, Eu, K, g v^T, s, masses and dots of slices of rows.
   static constexpr int kShared = 3 * Base::kTileBytes + Base::kStateBytes + Base::kPairBytes +
                                  (kDim + 2 * kFloatChunk * Base::kSlices) * 4;
@@ -20,8 +20,8 @@ struct FloatCausalRowsShape : FloatCausalShape<kDim> {
 
 // z += tril(1) Eu for 16 rows, 16 keys and 32 channels. Ones are exact in one part; sums as in
 // mma_split.
-template <int kDim>
-__device__ inline void add_keys_up_to_row(float (&z)[4][4], const FloatCausalPart<kDim>& part,
+template <class T, int kDim>
+__device__ inline void add_keys_up_to_row(float (&z)[4][4], const FloatCausalPart<T, kDim>& part,
                                           const unsigned char* eu_tile, int step) {
   const int lane = threadIdx.x & 31;
   std::uint32_t ones[4];
@@ -29,15 +29,17 @@ __device__ inline void add_keys_up_to_row(float (&z)[4][4], const FloatCausalPar
 #pragma unroll
   for (int n = 0; n < 4; n += 2) {
     __syncwarp();  // as in multiply_split_step
-    std::uint32_t b[3][4];
+    std::uint32_t b[kCausalParts<T>][4];
     load_split<kSplitPart<kFloatChunk, kDim>, true>(
         b, shared_address(eu_tile) +
                tile_offset<kDim>(16 * step + (lane & 15), 4 * part.slice + n + (lane >> 4)));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float small[4] = {}, large[4] = {};
-      mma(small, ones, b[2][2 * i], b[2][2 * i + 1]);
-      mma(small, ones, b[1][2 * i], b[1][2 * i + 1]);
+#pragma unroll
+      for (int part = kCausalParts<T> - 1; part > 0; --part) {
+        mma(small, ones, b[part][2 * i], b[part][2 * i + 1]);
+      }
       mma(large, ones, b[0][2 * i], b[0][2 * i + 1]);
 #pragma unroll
       for (int j = 0; j < 4; ++j) z[n + i][j] += large[j] + small[j];
@@ -47,12 +49,12 @@ __device__ inline void add_keys_up_to_row(float (&z)[4][4], const FloatCausalPar
 
 // Sums of e z and e x over all channels of 16 rows, which the warps of a group exchange: [row,
 // slice, mass or dot].
-template <int kDim>
+template <class T, int kDim>
 __device__ inline void exchange_float_causal(float (&mass)[2], float (&dot)[2],
                                              const RowFloats<32>& e, const float (&x)[4][4],
                                              const float (&z)[4][4], float2* shares,
-                                             const FloatCausalPart<kDim>& part) {
-  constexpr int kSlices = FloatCausalShape<kDim>::kSlices;
+                                             const FloatCausalPart<T, kDim>& part) {
+  constexpr int kSlices = FloatCausalShape<T, kDim>::kSlices;
   const int lane = threadIdx.x & 31;
   float2* const own = shares + (part.first + (lane >> 2)) * kSlices;
 #pragma unroll
@@ -105,11 +107,11 @@ __device__ inline void finish_float_causal_rows(float (&x)[4][4], const float (&
 }
 
 // One block per piece and query head.
-template <int kDim>
+template <class T, int kDim>
 __global__ void __launch_bounds__(2 * kDim, 128 / kDim)
     float_causal_rows(const __grid_constant__ CausalCall causal) {
-  using Shape = FloatCausalRowsShape<kDim>;
-  using Part = FloatCausalPart<kDim>;
+  using Shape = FloatCausalRowsShape<T, kDim>;
+  using Part = FloatCausalPart<T, kDim>;
   LLN_DYNAMIC_SHARED(shared);
   unsigned char* const g_tile = shared;
   unsigned char* const v_tile = g_tile + Shape::kTileBytes;
@@ -124,11 +126,11 @@ __global__ void __launch_bounds__(2 * kDim, 128 / kDim)
   const Part part;
   const int channel = 32 * part.slice, t = threadIdx.x & 3;
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
-  const float* const q_rows = piece.rows<const float>(call.q) + channel;
-  const float* const g_rows = piece.rows<const float>(call.g) + channel;
-  float* const dq = piece.rows<float>(call.dq);
+  const T* const q_rows = piece.rows<const T>(call.q) + channel;
+  const T* const g_rows = piece.rows<const T>(call.g) + channel;
+  T* const dq = piece.rows<T>(call.dq);
   RowFloats<32> e, g;
-  FloatKeys keys;
+  FloatKeys<T> keys;
   const auto load = [&](int row) {
     load_float_rows<32>(g, g_rows, call.g.token, row, piece.count, dim_v - channel);
     keys.load(call, piece, row, part.slice);
@@ -149,7 +151,7 @@ __global__ void __launch_bounds__(2 * kDim, 128 / kDim)
     part.write_rows(g_tile, g);
     part.write_rows(v_tile, keys.v);
     part.write_rows(eu_tile, keys.k);
-    write_split_state(state_tile, state_mass, state);
+    write_split_state<Shape::kParts>(state_tile, state_mass, state);
     __syncthreads();
     load_float_rows<32>(e, q_rows, call.q.token, row, piece.count, dim - channel);
     load(row + kFloatChunk);
@@ -178,7 +180,7 @@ __global__ void __launch_bounds__(2 * kDim, 128 / kDim)
     finish_float_causal_rows(x, z, e, mass, dot, alpha, causal, piece, row, part.slice);
     largest_dq.see(x);
     store_float_rows<32>(dq + channel, call.dq.token, row, piece.count, dim - channel, x);
-    add_split_chunk(state, eu_tile, v_tile, [](int) { return 1.0F; });
+    add_split_chunk<Shape::kParts>(state, eu_tile, v_tile, [](int) { return 1.0F; });
     __syncthreads();  // the tiles have been read
   }
   report_reach(causal, piece,

@@ -1,4 +1,4 @@
-// What the causal walks of f32 share: chunks of 32 tokens as split tiles in shared memory
+// What the causal walks of f32 and f16 share: chunks of 32 tokens as split tiles in shared memory
 // (split_tiles.cuh), products of their pairs of tokens, and the sums of a state over a chunk.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -11,21 +11,28 @@ namespace lln::cuda {
 
 inline constexpr int kFloatChunk = 32;  // tokens, in two groups of 16
 
-template <int kDim>
+// Of numbers in products: f16 ones are exact in two, and weights have errors of 2^-16 then, where
+// results are rounded to 2^-11.
+template <class T>
+inline constexpr int kCausalParts = std::is_same_v<T, float> ? 3 : 2;
+
+template <class T, int kDim>
 struct FloatCausalShape {
   static constexpr int kThreads = 2 * kDim;   // a warp for 16 channels of a state
   static constexpr int kSlices = kDim / 32;   // of channels: the warps that share 16 tokens
   static constexpr int kPairs = 4 / kSlices;  // results of 8 tokens that a warp has of 16 x 32
-  static constexpr int kTileBytes = kSplitBytes<kFloatChunk, kDim>;
-  static constexpr int kStateBytes = kSplitBytes<kDim, kDim>;
-  static constexpr int kPairBytes = kSplitBytes<kFloatChunk, kFloatChunk>;
+  static constexpr int kParts = kCausalParts<T>;
+  static constexpr int kTileBytes = kSplitBytes<kFloatChunk, kDim, kParts>;
+  static constexpr int kStateBytes = kSplitBytes<kDim, kDim, kParts>;
+  static constexpr int kPairBytes = kSplitBytes<kFloatChunk, kFloatChunk, kParts>;
 };
 
 // A warp's part of a chunk: 16 tokens and 32 channels.
-template <int kDim>
+template <class T, int kDim>
 struct FloatCausalPart {
-  using Shape = FloatCausalShape<kDim>;
+  using Shape = FloatCausalShape<T, kDim>;
   using Pairs = float[Shape::kPairs][4];
+  using Operand = SplitIn<Shape::kParts>[4];
 
   int first;    // of its tokens
   int slice;    // of its channels
@@ -52,7 +59,7 @@ struct FloatCausalPart {
     const int lane = threadIdx.x & 31;
 #pragma unroll 1  // as in multiply_split_rows
     for (int group = 0; group < kDim / 32; ++group) {
-      Split a[2][4];  // of the two steps of 16 channels
+      Operand a[2];  // of the two steps of 16 channels
 #pragma unroll
       for (int step = 0; step < 2; ++step) {
         load_split<kPart, false>(
@@ -61,12 +68,12 @@ struct FloatCausalPart {
       }
 #pragma unroll
       for (int n = 0; n < Shape::kPairs; ++n) {
-        std::uint32_t b[3][4];
+        std::uint32_t b[Shape::kParts][4];
         load_split<kPart, false>(
             b, shared_address(y) +
                    tile_offset<kDim>(partner + 8 * n + (lane & 7), 4 * group + (lane >> 3)));
-        mma_split(acc[n], a[0], {b[0][0], b[1][0], b[2][0]}, {b[0][1], b[1][1], b[2][1]});
-        mma_split(acc[n], a[1], {b[0][2], b[1][2], b[2][2]}, {b[0][3], b[1][3], b[2][3]});
+        mma_split(acc[n], a[0], b, 0);
+        mma_split(acc[n], a[1], b, 2);
       }
     }
   }
@@ -84,11 +91,11 @@ struct FloatCausalPart {
   }
 
   __device__ void write_pairs(unsigned char* tile, const Pairs& x) const {
-    write_split_results<kFloatChunk, kFloatChunk>(tile, first, partner / 8, x);
+    write_split_results<kFloatChunk, kFloatChunk, Shape::kParts>(tile, first, partner / 8, x);
   }
 
   // The warp's tokens and 16 others of a tile of pairs as a left operand.
-  __device__ void load_pairs(Split (&a)[4], const unsigned char* pairs, int step) const {
+  __device__ void load_pairs(Operand& a, const unsigned char* pairs, int step) const {
     const int lane = threadIdx.x & 31;
     load_split<kSplitPart<kFloatChunk, kFloatChunk>, false>(
         a, shared_address(pairs) +
@@ -98,7 +105,7 @@ struct FloatCausalPart {
   // acc += pairs y at the warp's channels, for the tokens 16 step .. + 15 of y.
   __device__ void multiply_by_pairs(float (&acc)[4][4], const unsigned char* pairs,
                                     const unsigned char* y, int step) const {
-    Split a[4];
+    Operand a;
     load_pairs(a, pairs, step);
     multiply_split_step<kDim, false, kFloatChunk>(acc, a, y, step, 4 * slice);
   }
@@ -107,12 +114,13 @@ struct FloatCausalPart {
   template <bool kTransposed>
   __device__ void multiply_by_state(float (&acc)[4][4], const unsigned char* x,
                                     const unsigned char* state) const {
-    multiply_split_rows<kFloatChunk, kDim, kTransposed>(acc, x, first, state, 4 * slice);
+    multiply_split_rows<kFloatChunk, kDim, kTransposed, kDim, Shape::kParts>(acc, x, first, state,
+                                                                             4 * slice);
   }
 
   // The warp's rows and channels into a tile.
   __device__ void write_rows(unsigned char* tile, const RowFloats<32>& x) const {
-    write_split_rows<kFloatChunk, kDim>(tile, first, slice, x);
+    write_split_rows<kFloatChunk, kDim, Shape::kParts>(tile, first, slice, x);
   }
 };
 
@@ -137,6 +145,7 @@ class LargestFloat {
 inline constexpr float kLargestFloat = 3.4028235e38F;
 
 // 16 tokens and 32 channels of a piece's keys; zeros in place of those that do not count.
+template <class T>
 struct FloatKeys {
   RowFloats<32> k, v;
   bool counts[2];
@@ -149,9 +158,9 @@ struct FloatKeys {
     counts[0] = valid(row);
     counts[1] = valid(row + 8);
     const auto taken = [&](int r) { return r == row ? counts[0] : counts[1]; };
-    load_float_rows_if<32>(k, piece.keys<const float>(call.k) + channel, call.k.token, first,
+    load_float_rows_if<32>(k, piece.keys<const T>(call.k) + channel, call.k.token, first,
                            static_cast<int>(call.dim) - channel, taken);
-    load_float_rows_if<32>(v, piece.keys<const float>(call.v) + channel, call.v.token, first,
+    load_float_rows_if<32>(v, piece.keys<const T>(call.v) + channel, call.v.token, first,
                            static_cast<int>(call.dim_v) - channel, taken);
   }
 };
@@ -178,27 +187,27 @@ __device__ inline void weigh_causal_rows(RowFloats<32>& g, const DeviceCall& cal
 }
 
 // A state as a right operand, and its masses.
-template <int kDim>
+template <int kParts, int kDim>
 __device__ inline void write_split_state(unsigned char* tile, float* mass,
                                          const ChannelRows<kDim>& rows) {
-  write_split_results<kDim, kDim>(tile, 16 * warp_index(), 0, rows.values);
+  write_split_results<kDim, kDim, kParts>(tile, 16 * warp_index(), 0, rows.values);
   if ((threadIdx.x & 3) != 0) return;
   mass[rows.channel(0)] = rows.mass[0];
   mass[rows.channel(1)] = rows.mass[2];
 }
 
 // rows += x^T y over a chunk, and their masses x^T vector.
-template <int kDim, class Vector>
+template <int kParts, int kDim, class Vector>
 __device__ inline void add_split_chunk(ChannelRows<kDim>& rows, const unsigned char* x,
                                        const unsigned char* y, Vector&& vector) {
   const int t = threadIdx.x & 3;
 #pragma unroll 1
   for (int first = 0; first < kFloatChunk; first += 16) {
-    Split a[4];
+    SplitIn<kParts> a[4];
     load_split_channels<kFloatChunk, kDim>(a, x, 16 * warp_index(), first);
     const int token = first + 2 * t;
-    const Split low = split(vector(token), vector(token + 1));
-    const Split high = split(vector(token + 8), vector(token + 9));
+    const auto low = split<kParts>(vector(token), vector(token + 1));
+    const auto high = split<kParts>(vector(token + 8), vector(token + 9));
     float mass[4] = {};
     mma_split(mass, a, low.part, high.part);
 #pragma unroll
