@@ -1,6 +1,6 @@
 // Products of f32 matrices on the tensor core, to f32 accuracy: each number is the sum of three
-// bf16 ones, 8 bits each, and of the nine products of parts the six that reach 2^-24 are taken. Two
-// parts, three products, are enough for what is rounded to f16 in the end.
+// bf16 ones, 8 bits each, and of the nine products of parts the six that reach 2^-24 are taken. f16
+// numbers have two parts, and four products.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -31,16 +31,17 @@ __device__ inline SplitIn<kParts> split(float x, float y) {
 // d += a b. The tensor core cuts off what does not fit behind its sum, each time in the same
 // direction, so that all products but the largest are summed apart, the smallest first, and added
 // by an ordinary addition.
-template <int kParts>
-__device__ inline void mma_split(float (&d)[4], const SplitIn<kParts> (&a)[4],
-                                 const std::uint32_t (&b0)[kParts],
-                                 const std::uint32_t (&b1)[kParts]) {
+template <int kLeft, int kRight>
+__device__ inline void mma_split(float (&d)[4], const SplitIn<kLeft> (&a)[4],
+                                 const std::uint32_t (&b0)[kRight],
+                                 const std::uint32_t (&b1)[kRight]) {
   float small[4] = {};
 #pragma unroll
-  for (int below = kParts - 1; below > 0; --below) {
+  for (int below = 2; below > 0; --below) {  // by 2^-8 each
 #pragma unroll
     for (int x = below; x >= 0; --x) {
       const int y = below - x;
+      if (x >= kLeft || y >= kRight) continue;
       mma<Bf16>(small, a[0].part[x], a[1].part[x], a[2].part[x], a[3].part[x], b0[y], b1[y]);
     }
   }
@@ -50,12 +51,12 @@ __device__ inline void mma_split(float (&d)[4], const SplitIn<kParts> (&a)[4],
 }
 
 // The same with matrices `first` and the next one of four that were loaded together.
-template <int kParts>
-__device__ inline void mma_split(float (&d)[4], const SplitIn<kParts> (&a)[4],
-                                 const std::uint32_t (&b)[kParts][4], int first) {
-  std::uint32_t b0[kParts], b1[kParts];
+template <int kLeft, int kRight>
+__device__ inline void mma_split(float (&d)[4], const SplitIn<kLeft> (&a)[4],
+                                 const std::uint32_t (&b)[kRight][4], int first) {
+  std::uint32_t b0[kRight], b1[kRight];
 #pragma unroll
-  for (int part = 0; part < kParts; ++part) {
+  for (int part = 0; part < kRight; ++part) {
     b0[part] = b[part][first];
     b1[part] = b[part][first + 1];
   }

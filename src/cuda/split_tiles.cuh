@@ -91,8 +91,8 @@ __device__ inline void write_split_rows(unsigned char* tile, int first, int slic
 
 // acc += a b for 16 channels of the sum, the step-th ones of a tile of kRows x kWidth, and 8 kCount
 // results from 8 `first` on: those are columns of the tile or, where kTransposed, its rows.
-template <int kWidth, bool kTransposed, int kRows = kWidth, int kCount, int kParts>
-__device__ inline void multiply_split_step(float (&acc)[kCount][4], const SplitIn<kParts> (&a)[4],
+template <int kWidth, bool kTransposed, int kRows = kWidth, int kParts = 3, int kCount, int kLeft>
+__device__ inline void multiply_split_step(float (&acc)[kCount][4], const SplitIn<kLeft> (&a)[4],
                                            const unsigned char* tile, int step, int first) {
   const int lane = threadIdx.x & 31, low = lane & 7;
   const int middle = (lane >> 3) & 1, high = lane >> 4;
@@ -122,7 +122,7 @@ __device__ inline void multiply_split_rows(float (&acc)[kCount][4], const unsign
     SplitIn<kParts> a[4];
     load_split<kSplitPart<kRows, kWidth>, false>(
         a, shared_address(x) + tile_offset<kWidth>(first + (lane & 15), 2 * step + (lane >> 4)));
-    multiply_split_step<kWidth, kTransposed, kOtherRows>(acc, a, y, step, result);
+    multiply_split_step<kWidth, kTransposed, kOtherRows, kParts>(acc, a, y, step, result);
   }
 }
 

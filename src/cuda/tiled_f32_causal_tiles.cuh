@@ -11,8 +11,9 @@ namespace lln::cuda {
 
 inline constexpr int kFloatChunk = 32;  // tokens, in two groups of 16
 
-// Of numbers in products: f16 ones are exact in two, and weights have errors of 2^-16 then, where
-// results are rounded to 2^-11.
+// Of numbers in products: f16 ones are exact in two, and weights and states have errors of 2^-16
+// then, where results are rounded to 2^-11. Products of pairs of tokens keep three: gradients are
+// differences of them, and 0 where a row sees one key alone.
 template <class T>
 inline constexpr int kCausalParts = std::is_same_v<T, float> ? 3 : 2;
 
@@ -24,7 +25,7 @@ struct FloatCausalShape {
   static constexpr int kParts = kCausalParts<T>;
   static constexpr int kTileBytes = kSplitBytes<kFloatChunk, kDim, kParts>;
   static constexpr int kStateBytes = kSplitBytes<kDim, kDim, kParts>;
-  static constexpr int kPairBytes = kSplitBytes<kFloatChunk, kFloatChunk, kParts>;
+  static constexpr int kPairBytes = kSplitBytes<kFloatChunk, kFloatChunk>;
 };
 
 // A warp's part of a chunk: 16 tokens and 32 channels.
@@ -91,11 +92,11 @@ struct FloatCausalPart {
   }
 
   __device__ void write_pairs(unsigned char* tile, const Pairs& x) const {
-    write_split_results<kFloatChunk, kFloatChunk, Shape::kParts>(tile, first, partner / 8, x);
+    write_split_results<kFloatChunk, kFloatChunk>(tile, first, partner / 8, x);
   }
 
   // The warp's tokens and 16 others of a tile of pairs as a left operand.
-  __device__ void load_pairs(Operand& a, const unsigned char* pairs, int step) const {
+  __device__ void load_pairs(Split (&a)[4], const unsigned char* pairs, int step) const {
     const int lane = threadIdx.x & 31;
     load_split<kSplitPart<kFloatChunk, kFloatChunk>, false>(
         a, shared_address(pairs) +
@@ -105,9 +106,9 @@ struct FloatCausalPart {
   // acc += pairs y at the warp's channels, for the tokens 16 step .. + 15 of y.
   __device__ void multiply_by_pairs(float (&acc)[4][4], const unsigned char* pairs,
                                     const unsigned char* y, int step) const {
-    Operand a;
+    Split a[4];
     load_pairs(a, pairs, step);
-    multiply_split_step<kDim, false, kFloatChunk>(acc, a, y, step, 4 * slice);
+    multiply_split_step<kDim, false, kFloatChunk, Shape::kParts>(acc, a, y, step, 4 * slice);
   }
 
   // acc += x state or, where kTransposed, x state^T, at the warp's channels.
@@ -206,8 +207,8 @@ __device__ inline void add_split_chunk(ChannelRows<kDim>& rows, const unsigned c
     SplitIn<kParts> a[4];
     load_split_channels<kFloatChunk, kDim>(a, x, 16 * warp_index(), first);
     const int token = first + 2 * t;
-    const auto low = split<kParts>(vector(token), vector(token + 1));
-    const auto high = split<kParts>(vector(token + 8), vector(token + 9));
+    const Split low = split(vector(token), vector(token + 1));
+    const Split high = split(vector(token + 8), vector(token + 9));
     float mass[4] = {};
     mma_split(mass, a, low.part, high.part);
 #pragma unroll
