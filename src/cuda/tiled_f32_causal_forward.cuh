@@ -13,9 +13,49 @@ template <class T, int kDim>
 struct FloatCausalForwardShape : FloatCausalShape<T, kDim> {
   using Base = FloatCausalShape<T, kDim>;
   // Ea, Eu, v, K, S, s, masses of slices of rows.
-  static constexpr int kShared = 3 * Base::kTileBytes + Base::kStateBytes + Base::kPairBytes +
-                                 (kDim + kFloatChunk * Base::kSlices) * 4;
+  static constexpr int kShared = FloatWalkTiles<T, kDim>::kBytes + kFloatChunk * Base::kSlices * 4;
 };
+
+// Masses of rows, to which every warp of a group has a share: [row, slice].
+template <int kSlices>
+struct MassShares {
+  float* own;  // of row g of the warp
+
+  __device__ MassShares(float* all, int first)
+      : own(all + (first + (static_cast<int>(threadIdx.x) & 31) / 4) * kSlices) {}
+
+  // From the lanes of a row.
+  __device__ void put(const float (&mass)[2], int slice) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float share = quad_sum(mass[half]);
+      if ((threadIdx.x & 3) == 0) own[8 * half * kSlices + slice] = share;
+    }
+  }
+  __device__ void sum(float (&mass)[2]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      mass[half] = 0;
+#pragma unroll
+      for (int i = 0; i < kSlices; ++i) mass[half] += own[8 * half * kSlices + i];
+    }
+  }
+};
+
+// S of the warp's rows and the keys that are its partners, and what it adds to their masses.
+template <class T, int kDim>
+__device__ inline void write_scores(float (&mass)[2], const FloatWalkTiles<T, kDim>& tiles,
+                                    const FloatCausalPart<T, kDim>& part) {
+  if (!part.sees_partners()) return;
+  typename FloatCausalPart<T, kDim>::Pairs s = {};
+  part.multiply_pairs(s, tiles.rows, tiles.eu);
+  part.template mask_pairs<true>(s);
+#pragma unroll
+  for (int i = 0; i < 4 * FloatCausalShape<T, kDim>::kPairs; ++i) {
+    mass[i / 2 % 2] += s[i / 4][i % 4];
+  }
+  part.write_pairs(tiles.pairs, s);
+}
 
 // Sums of numerators of 16 rows become results: divided by the masses, with the weights of LLN.
 __device__ inline void finish_float_causal(float (&acc)[4][4], const float (&mass)[2],
@@ -44,21 +84,14 @@ __device__ inline void finish_float_causal(float (&acc)[4][4], const float (&mas
 template <class T, int kDim>
 __global__ void __launch_bounds__(2 * kDim, kDim == 128 ? 1 : 192 / kDim)
     float_causal_forward(const __grid_constant__ CausalCall causal) {
-  using Shape = FloatCausalForwardShape<T, kDim>;
-  using Part = FloatCausalPart<T, kDim>;
   LLN_DYNAMIC_SHARED(shared);
-  unsigned char* const ea_tile = shared;
-  unsigned char* const eu_tile = ea_tile + Shape::kTileBytes;
-  unsigned char* const v_tile = eu_tile + Shape::kTileBytes;
-  unsigned char* const state_tile = v_tile + Shape::kTileBytes;
-  unsigned char* const pairs = state_tile + Shape::kStateBytes;
-  float* const state_mass = reinterpret_cast<float*>(pairs + Shape::kPairBytes);
-  float* const masses = state_mass + kDim;  // [row, slice]
+  const FloatWalkTiles<T, kDim> tiles(shared);
   const DeviceCall& call = causal.call;
   const CausalPiece piece = find_causal_piece<false>(call);
   if (piece.s < 0) return;
-  const Part part;
-  const int lane = threadIdx.x & 31, channel = 32 * part.slice;
+  const FloatCausalPart<T, kDim> part;
+  const MassShares<FloatCausalShape<T, kDim>::kSlices> shares(tiles.behind, part.first);
+  const int channel = 32 * part.slice;
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
   const T* const q_rows = piece.rows<const T>(call.q) + channel;
   T* const o = piece.rows<T>(call.o);
@@ -71,62 +104,38 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 128 ? 1 : 192 / kDim)
   load(part.first);
   if (piece.first) zero_rows_before(o, call.o.token, piece.sequence.key_first, dim_v);
   ChannelRows<kDim> state;
-  if (!piece.first) {
-    state.read(causal.before, piece.slot * call.heads_k + piece.head_k, dim, dim_v);
-  }
-  const float alpha = scale_at(call.alpha, piece.s, piece.head) * kLog2E;
-  const float beta = scale_at(call.beta, piece.s, piece.head_k) * kLog2E;
+  read_before(state, causal, piece);
+  const float alpha = scale_at(call.alpha, piece.s, piece.head);
+  const float beta = scale_at(call.beta, piece.s, piece.head_k);
   LargestFloat largest_q, largest_k, largest_o;
   for (int row = part.first; row - part.first < piece.count; row += kFloatChunk) {
     largest_q.see(q);
-    float_exponentials(q, alpha, true, true, dim - channel);
     largest_k.see(keys.k);
-    float_exponentials(keys.k, beta, keys.counts[0], keys.counts[1], dim - channel);
-    part.write_rows(ea_tile, q);
-    part.write_rows(eu_tile, keys.k);
-    part.write_rows(v_tile, keys.v);
-    write_split_state<Shape::kParts>(state_tile, state_mass, state);
+    float_exponentials(q, alpha * kLog2E, true, true, dim - channel);
+    keys.raise(beta, dim - channel);
+    tiles.write(part, q, keys, state);
     __syncthreads();
     float mass[2] = {0, 0};
-    dot_float_rows(mass, q, state_mass + channel);
+    dot_float_rows(mass, q, tiles.mass + channel);
     load(row + kFloatChunk);
-    if (part.sees_partners()) {
-      typename Part::Pairs s = {};
-      part.multiply_pairs(s, ea_tile, eu_tile);
-      part.template mask_pairs<true>(s);
-#pragma unroll
-      for (int i = 0; i < 4 * Shape::kPairs; ++i) mass[i / 2 % 2] += s[i / 4][i % 4];
-      part.write_pairs(pairs, s);
-    }
-    float* const own_masses = masses + (part.first + (lane >> 2)) * Shape::kSlices;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      mass[half] = quad_sum(mass[half]);
-      if ((lane & 3) == 0) own_masses[8 * half * Shape::kSlices + part.slice] = mass[half];
-    }
+    write_scores(mass, tiles, part);
+    shares.put(mass, part.slice);
     float acc[4][4] = {};
-    part.template multiply_by_state<false>(acc, ea_tile, state_tile);
+    part.template multiply_by_state<false>(acc, tiles.rows, tiles.state);
     part.meet_group();
     for (int step = 0; 16 * step <= part.first; ++step) {
-      part.multiply_by_pairs(acc, pairs, v_tile, step);
+      part.multiply_by_pairs(acc, tiles.pairs, tiles.v, step);
     }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      mass[half] = 0;
-#pragma unroll
-      for (int i = 0; i < Shape::kSlices; ++i) {
-        mass[half] += own_masses[8 * half * Shape::kSlices + i];
-      }
-    }
+    shares.sum(mass);
     to_direct<32>(acc);
     finish_float_causal(acc, mass, call, piece, row, part.slice);
     largest_o.see(acc);
     store_float_rows<32>(o + channel, call.o.token, row, piece.count, dim_v - channel, acc);
-    add_split_chunk<Shape::kParts>(state, eu_tile, v_tile, [](int) { return 1.0F; });
+    tiles.add_keys(state);
     __syncthreads();  // the tiles have been read
   }
-  bool good = largest_q.at_most(kLargestModerate / fabsf(alpha)) &&
-              largest_k.at_most(kLargestModerate / fabsf(beta)) && largest_o.at_most(kLargestFloat);
+  bool good =
+      moderate(largest_q, alpha) && moderate(largest_k, beta) && largest_o.at_most(kLargestFloat);
   good = write_after(causal, piece, state) && good;
   report_reach(causal, piece, good);
 }

@@ -38,6 +38,15 @@ struct FloatCausalKeysTiles {
         mass(reinterpret_cast<float*>(products + Shape::kPairBytes)),
         deltas(mass + kDim) {}
 
+  // What the warp's keys get from all rows behind the chunk: du over Eu, and dv.
+  __device__ void add_rows_behind(float (&du)[4][4], float (&dv)[4][4], const Part& part) const {
+    part.template multiply_by_state<false>(dv, eu, sums);
+    part.template multiply_by_state<true>(du, v, sums);
+    const float* const taken = mass + 32 * part.slice + 2 * (threadIdx.x & 3);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) du[i / 4][i % 4] -= taken[i / 4 * 8 + i % 2];
+  }
+
   // Pairs of the warp's keys and the rows that are its partners: triu(Eu Y^T), triu(v g^T - delta).
   __device__ void write_pairs(const Part& part) const {
     if (!part.is_seen()) return;
@@ -75,7 +84,7 @@ __global__ void __launch_bounds__(2 * kDim, 128 / kDim)
   const CausalPiece piece = find_causal_piece<true>(call);
   if (piece.s < 0) return;
   const FloatCausalPart<T, kDim> part;
-  const int channel = 32 * part.slice, t = threadIdx.x & 3;
+  const int channel = 32 * part.slice;
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
   const int group = static_cast<int>(static_cast<std::uint32_t>(call.heads) /
                                      static_cast<std::uint32_t>(call.heads_k));
@@ -103,7 +112,7 @@ __global__ void __launch_bounds__(2 * kDim, 128 / kDim)
       part.write_rows(tiles.y, rows.y);
       part.write_rows(tiles.g, rows.g);
       if (head == 0) {
-        float_exponentials(keys.k, beta * kLog2E, keys.counts[0], keys.counts[1], dim - channel);
+        keys.raise(beta, dim - channel);
         part.write_rows(tiles.eu, keys.k);
         part.write_rows(tiles.v, keys.v);
         write_split_state<Shape::kParts>(tiles.sums, tiles.mass, sums);
@@ -114,14 +123,7 @@ __global__ void __launch_bounds__(2 * kDim, 128 / kDim)
         rows.load(causal, piece, piece.head + (next ? 0 : head + 1), next ? row - kFloatChunk : row,
                   part.slice);
       }
-      if (head == 0) {
-        part.template multiply_by_state<false>(dv_acc, tiles.eu, tiles.sums);
-        part.template multiply_by_state<true>(du, tiles.v, tiles.sums);
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-          du[i / 4][i % 4] -= tiles.mass[channel + i / 4 * 8 + 2 * t + i % 2];
-        }
-      }
+      if (head == 0) tiles.add_rows_behind(du, dv_acc, part);
       tiles.write_pairs(part);
       part.meet_group();
       tiles.add_own_rows(du, dv_acc, part);

@@ -14,8 +14,8 @@ template <class T, int kDim>
 struct FloatCausalRowsShape : FloatCausalShape<T, kDim> {
   using Base = FloatCausalShape<T, kDim>;
   // g, v, Eu, K, g v^T, s, masses and dots of slices of rows.
-  static constexpr int kShared = 3 * Base::kTileBytes + Base::kStateBytes + Base::kPairBytes +
-                                 (kDim + 2 * kFloatChunk * Base::kSlices) * 4;
+  static constexpr int kShared =
+      FloatWalkTiles<T, kDim>::kBytes + 2 * kFloatChunk * Base::kSlices * 4;
 };
 
 // z += tril(1) Eu for 16 rows, 16 keys and 32 channels. Ones are exact in one part; sums as in
@@ -45,6 +45,30 @@ __device__ inline void add_keys_up_to_row(float (&z)[4][4], const FloatCausalPar
       for (int j = 0; j < 4; ++j) z[n + i][j] += large[j] + small[j];
     }
   }
+}
+
+// X and Z of the warp's rows at its channels, after tril(g v^T) has been shared with its group.
+template <class T, int kDim>
+__device__ inline void multiply_causal_rows(float (&x)[4][4], float (&z)[4][4],
+                                            const FloatWalkTiles<T, kDim>& tiles,
+                                            const FloatCausalPart<T, kDim>& part) {
+  if (part.sees_partners()) {
+    typename FloatCausalPart<T, kDim>::Pairs products = {};
+    part.multiply_pairs(products, tiles.rows, tiles.v);
+    part.template mask_pairs<true>(products);
+    part.write_pairs(tiles.pairs, products);
+  }
+  part.template multiply_by_state<true>(x, tiles.rows, tiles.state);
+  part.meet_group();
+  for (int step = 0; 16 * step <= part.first; ++step) {
+    part.multiply_by_pairs(x, tiles.pairs, tiles.eu, step);
+    add_keys_up_to_row(z, part, tiles.eu, step);
+  }
+  to_direct<32>(x);
+  to_direct<32>(z);
+  const float* const mass = tiles.mass + 32 * part.slice + 8 * (threadIdx.x & 3);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) z[i % 8 / 2][i / 8 * 2 + i % 2] += mass[i % 8];
 }
 
 // Sums of e z and e x over all channels of 16 rows, which the warps of a group exchange: [row,
@@ -110,21 +134,14 @@ __device__ inline void finish_float_causal_rows(float (&x)[4][4], const float (&
 template <class T, int kDim>
 __global__ void __launch_bounds__(2 * kDim, 128 / kDim)
     float_causal_rows(const __grid_constant__ CausalCall causal) {
-  using Shape = FloatCausalRowsShape<T, kDim>;
-  using Part = FloatCausalPart<T, kDim>;
   LLN_DYNAMIC_SHARED(shared);
-  unsigned char* const g_tile = shared;
-  unsigned char* const v_tile = g_tile + Shape::kTileBytes;
-  unsigned char* const eu_tile = v_tile + Shape::kTileBytes;
-  unsigned char* const state_tile = eu_tile + Shape::kTileBytes;
-  unsigned char* const pairs = state_tile + Shape::kStateBytes;
-  float* const state_mass = reinterpret_cast<float*>(pairs + Shape::kPairBytes);
-  float2* const shares = reinterpret_cast<float2*>(state_mass + kDim);
+  const FloatWalkTiles<T, kDim> tiles(shared);
+  float2* const shares = reinterpret_cast<float2*>(tiles.behind);
   const DeviceCall& call = causal.call;
   const CausalPiece piece = find_causal_piece<false>(call);
   if (piece.s < 0) return;
-  const Part part;
-  const int channel = 32 * part.slice, t = threadIdx.x & 3;
+  const FloatCausalPart<T, kDim> part;
+  const int channel = 32 * part.slice;
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
   const T* const q_rows = piece.rows<const T>(call.q) + channel;
   const T* const g_rows = piece.rows<const T>(call.g) + channel;
@@ -138,41 +155,20 @@ __global__ void __launch_bounds__(2 * kDim, 128 / kDim)
   load(part.first);
   if (piece.first) zero_rows_before(dq, call.dq.token, piece.sequence.key_first, dim);
   ChannelRows<kDim> state;
-  if (!piece.first) {
-    state.read(causal.before, piece.slot * call.heads_k + piece.head_k, dim, dim_v);
-  }
+  read_before(state, causal, piece);
   const float alpha = scale_at(call.alpha, piece.s, piece.head);
-  const float beta = scale_at(call.beta, piece.s, piece.head_k) * kLog2E;
+  const float beta = scale_at(call.beta, piece.s, piece.head_k);
   LargestFloat largest_q, largest_k, largest_dq;
   for (int row = part.first; row - part.first < piece.count; row += kFloatChunk) {
     weigh_causal_rows(g, call, piece, piece.head, row, part.slice);
     largest_k.see(keys.k);
-    float_exponentials(keys.k, beta, keys.counts[0], keys.counts[1], dim - channel);
-    part.write_rows(g_tile, g);
-    part.write_rows(v_tile, keys.v);
-    part.write_rows(eu_tile, keys.k);
-    write_split_state<Shape::kParts>(state_tile, state_mass, state);
+    keys.raise(beta, dim - channel);
+    tiles.write(part, g, keys, state);
     __syncthreads();
     load_float_rows<32>(e, q_rows, call.q.token, row, piece.count, dim - channel);
     load(row + kFloatChunk);
-    if (part.sees_partners()) {
-      typename Part::Pairs products = {};
-      part.multiply_pairs(products, g_tile, v_tile);
-      part.template mask_pairs<true>(products);
-      part.write_pairs(pairs, products);
-    }
     float x[4][4] = {}, z[4][4] = {};
-    part.template multiply_by_state<true>(x, g_tile, state_tile);
-    part.meet_group();
-    for (int step = 0; 16 * step <= part.first; ++step) {
-      part.multiply_by_pairs(x, pairs, eu_tile, step);
-      add_keys_up_to_row(z, part, eu_tile, step);
-    }
-    to_direct<32>(x);
-    to_direct<32>(z);
-#pragma unroll
-    for (int i = 0; i < 16; ++i)
-      z[i % 8 / 2][i / 8 * 2 + i % 2] += state_mass[channel + 8 * t + i % 8];
+    multiply_causal_rows(x, z, tiles, part);
     largest_q.see(e);
     float_exponentials(e, alpha * kLog2E, true, true, dim - channel);
     float mass[2], dot[2];
@@ -180,13 +176,12 @@ __global__ void __launch_bounds__(2 * kDim, 128 / kDim)
     finish_float_causal_rows(x, z, e, mass, dot, alpha, causal, piece, row, part.slice);
     largest_dq.see(x);
     store_float_rows<32>(dq + channel, call.dq.token, row, piece.count, dim - channel, x);
-    add_split_chunk<Shape::kParts>(state, eu_tile, v_tile, [](int) { return 1.0F; });
+    tiles.add_keys(state);
     __syncthreads();  // the tiles have been read
   }
-  report_reach(causal, piece,
-               largest_q.at_most(kLargestModerate / fabsf(alpha * kLog2E)) &&
-                   largest_k.at_most(kLargestModerate / fabsf(beta)) &&
-                   largest_dq.at_most(kLargestFloat));
+  report_reach(
+      causal, piece,
+      moderate(largest_q, alpha) && moderate(largest_k, beta) && largest_dq.at_most(kLargestFloat));
 }
 
 }  // namespace lln::cuda

@@ -64,12 +64,12 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 128 ? 1 : 192 / kDim)
   if (piece.s < 0 || piece.last) return;
   const FloatCausalPart<T, kDim> part;
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
-  const float beta = scale_at(call.beta, piece.s, piece.head_k) * kLog2E;
+  const float beta = scale_at(call.beta, piece.s, piece.head_k);
   ChannelRows<kDim> sums;
   FloatKeys<T> keys;
   keys.load(call, piece, part.first, part.slice);
   for (int row = part.first; row - part.first < piece.count; row += kFloatChunk) {
-    float_exponentials(keys.k, beta, keys.counts[0], keys.counts[1], dim - 32 * part.slice);
+    keys.raise(beta, dim - 32 * part.slice);
     part.write_rows(shared, keys.k);
     part.write_rows(shared + Shape::kTileBytes, keys.v);
     __syncthreads();

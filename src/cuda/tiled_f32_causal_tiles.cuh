@@ -145,6 +145,23 @@ class LargestFloat {
 };
 inline constexpr float kLargestFloat = 3.4028235e38F;
 
+// Whether exponents `scale` x are in reach.
+__device__ inline bool moderate(const LargestFloat& x, float scale) {
+  return x.at_most(kLargestModerate / fabsf(scale * kLog2E));
+}
+
+// 2^(scale x) of 16 rows and 32 channels; zeros in rows that do not count, and from channel `dim`
+// on.
+__device__ inline void float_exponentials(RowFloats<32>& x, float scale, bool low, bool high,
+                                          int dim) {
+  const bool there = 8 * (static_cast<int>(threadIdx.x) & 3) < dim;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    float& own = x[0][i / 8][i % 8];
+    own = there && (i < 8 ? low : high) ? exp2_fast(own * scale) : 0;
+  }
+}
+
 // 16 tokens and 32 channels of a piece's keys; zeros in place of those that do not count.
 template <class T>
 struct FloatKeys {
@@ -164,19 +181,11 @@ struct FloatKeys {
     load_float_rows_if<32>(v, piece.keys<const T>(call.v) + channel, call.v.token, first,
                            static_cast<int>(call.dim_v) - channel, taken);
   }
-};
-
-// 2^(scale x) of 16 rows and 32 channels; zeros in rows that do not count, and from channel `dim`
-// on.
-__device__ inline void float_exponentials(RowFloats<32>& x, float scale, bool low, bool high,
-                                          int dim) {
-  const bool there = 8 * (static_cast<int>(threadIdx.x) & 3) < dim;
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    float& own = x[0][i / 8][i % 8];
-    own = there && (i < 8 ? low : high) ? exp2_fast(own * scale) : 0;
+  // k becomes Eu.
+  __device__ void raise(float beta, int dim) {
+    float_exponentials(k, beta * kLog2E, counts[0], counts[1], dim);
   }
-}
+};
 
 // What the weight of LLN leaves of the gradient of 16 rows.
 __device__ inline void weigh_causal_rows(RowFloats<32>& g, const DeviceCall& call,
@@ -215,6 +224,50 @@ __device__ inline void add_split_chunk(ChannelRows<kDim>& rows, const unsigned c
     for (int i = 0; i < 4; ++i) rows.mass[i] += mass[i];
     add_split_rows<kFloatChunk, kDim>(rows.values, a, y, first);
   }
+}
+
+// Where the parts of a chunk lie in shared memory in walks from the first chunk to the last.
+template <class T, int kDim>
+struct FloatWalkTiles {
+  using Shape = FloatCausalShape<T, kDim>;
+  static constexpr int kBytes =
+      3 * Shape::kTileBytes + Shape::kStateBytes + Shape::kPairBytes + kDim * 4;
+
+  unsigned char *rows, *eu, *v;  // of rows: Ea, or g
+  unsigned char *state, *pairs;
+  float *mass, *behind;  // s, and what comes after all of them
+
+  __device__ explicit FloatWalkTiles(unsigned char* shared)
+      : rows(shared),
+        eu(rows + Shape::kTileBytes),
+        v(eu + Shape::kTileBytes),
+        state(v + Shape::kTileBytes),
+        pairs(state + Shape::kStateBytes),
+        mass(reinterpret_cast<float*>(pairs + Shape::kPairBytes)),
+        behind(mass + kDim) {}
+
+  // The warp's part of all but the pairs; k has become Eu.
+  __device__ void write(const FloatCausalPart<T, kDim>& part, const RowFloats<32>& x,
+                        const FloatKeys<T>& keys, const ChannelRows<kDim>& sums) const {
+    part.write_rows(rows, x);
+    part.write_rows(eu, keys.k);
+    part.write_rows(v, keys.v);
+    write_split_state<Shape::kParts>(state, mass, sums);
+  }
+  // The chunk's keys join the state.
+  __device__ void add_keys(ChannelRows<kDim>& sums) const {
+    add_split_chunk<Shape::kParts>(sums, eu, v, [](int) { return 1.0F; });
+  }
+};
+
+// The state before a piece.
+template <int kDim>
+__device__ inline void read_before(ChannelRows<kDim>& state, const CausalCall& causal,
+                                   const CausalPiece& piece) {
+  if (piece.first) return;
+  const DeviceCall& call = causal.call;
+  state.read(causal.before, piece.slot * call.heads_k + piece.head_k, static_cast<int>(call.dim),
+             static_cast<int>(call.dim_v));
 }
 
 // x . vector of 16 rows and 32 channels, the lane's part alone.
