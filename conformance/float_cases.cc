@@ -101,7 +101,6 @@ void add_causal_heads(Table& table, const std::string& type) {
     add("b1h2n70d32:lln:causal", {.style = InputStyle::spike, .spike_at = at});
   }
   add("b1h1n4200d8:lln:causal");
-  add("b1h1n4400d8:lln:causal:packed=3", {.lengths = {90, 4200, 110}});
 }
 
 // Causal Diag and LLN+Diag in f32 on tensor cores: the same, with blocks that fill tiles and that
@@ -133,7 +132,8 @@ void add_causal_blocks(Table& table) {
   add("b1h2n60d8:lln+diag16:causal:packed=3",
       {.weights = WeightForm::token, .lengths = {10, 0, 50}});
   add("b1h1n50d32:lln+diag100:causal");
-  add("b1h2k1n4200d8v40:lln+diag64:causal:masked", {.keys = KeyPattern::left_padding});
+  add("b1h2k1n4200d8v16:lln+diag64:causal:masked", {.keys = KeyPattern::left_padding});
+  add("b1h1n4150d8:lln:causal:packed=3", {.lengths = {30, 4110, 10}});
 }
 
 }  // namespace
