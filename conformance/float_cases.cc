@@ -1,5 +1,5 @@
-// Cases of f32 for kernels on tensor cores: every width of their tiles, and blocks of Diag that
-// fill a tile or not.
+// Cases of f32 for kernels on tensor cores: every width of their tiles, blocks of Diag that fill a
+// tile or not, and causal walks, which f16 shares.
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
@@ -77,11 +77,72 @@ void add_float_blocks(Table& table) {
   add("f32:cpu:b1h1n560d8:diag64:packed=2", {.lengths = {30, 530}});
 }
 
+// Causal LLN in f32 and f16 on tensor cores: every width, chunks that are filled and not, keys that
+// begin late or are missing, several pieces, and heads that are out of reach.
+void add_causal_heads(Table& table, const std::string& type) {
+  const auto add = [&](const std::string& problem, Case form = {}) {
+    form.tensor_cores = true;
+    table.add(type + ":cpu:" + problem, form, false);
+  };
+  for (const char* dims : {"d32", "d64", "d128", "d24v40", "d80v24", "d40v120", "d96v8", "d8v16"}) {
+    add(fmt::format("b1h2k1n70{}:lln:causal", dims));
+  }
+  for (const int tokens : {1, 16, 31, 32, 33, 64}) {
+    add(fmt::format("b2h3n{}d16:lln:causal", tokens));
+  }
+  for (const KeyPattern keys : {KeyPattern::lengths, KeyPattern::left_padding, KeyPattern::holes}) {
+    add("b3h4k2n90d32v64:lln:causal:masked", {.keys = keys});
+  }
+  add("b1h4k2n130d24v48:lln:causal:packed=5", {.lengths = {20, 0, 69, 1, 40}});
+  for (const InputStyle style : {InputStyle::large_keys, InputStyle::constant_rows}) {
+    add("b1h2n70d72v40:lln:causal", {.style = style});
+  }
+  for (const std::int64_t at : {0, 37, 69}) {
+    add("b1h2n70d32:lln:causal", {.style = InputStyle::spike, .spike_at = at});
+  }
+  add("b1h1n4200d8:lln:causal");
+}
+
+// Causal Diag and LLN+Diag in f32 on tensor cores: the same, with blocks that fill tiles and that
+// do not, and weights of every form.
+void add_causal_blocks(Table& table) {
+  const auto add = [&](const std::string& problem, Case form = {}) {
+    form.tensor_cores = true;
+    table.add("f32:cpu:" + problem, form, false);
+  };
+  for (const char* dims : {"d32", "d64", "d128", "d24v40", "d40v120", "d96v8"}) {
+    add(fmt::format("b1h1n100{}:lln+diag64:causal", dims));
+  }
+  for (const KeyPattern keys : {KeyPattern::lengths, KeyPattern::left_padding, KeyPattern::holes}) {
+    add("b3h2k1n70d16v104:lln+diag48:causal:masked", {.keys = keys});
+    add("b3h2k1n90d40:diag16:causal:masked", {.keys = keys});
+  }
+  for (const char* kind : {"lln+diag32", "diag64"}) {
+    add(fmt::format("b1h4k2n130d24v48:{}:causal:packed=5", kind), {.lengths = {20, 0, 69, 1, 40}});
+  }
+  for (const InputStyle style : {InputStyle::large_keys, InputStyle::constant_rows}) {
+    add("b1h2n70d32:lln+diag64:causal", {.style = style});
+  }
+  for (const WeightForm form :
+       {WeightForm::call, WeightForm::head, WeightForm::channel, WeightForm::token}) {
+    for (const bool two : {false, true}) {
+      add("b2h2k1n40d8v72:lln+diag16:causal", {.weights = form, .two_weights = two});
+    }
+  }
+  add("b1h2n60d8:lln+diag16:causal:packed=3",
+      {.weights = WeightForm::token, .lengths = {10, 0, 50}});
+  add("b1h1n50d32:lln+diag100:causal");
+  add("b1h2k1n4200d8v16:lln+diag64:causal:masked", {.keys = KeyPattern::left_padding});
+  add("b1h1n4150d8:lln:causal:packed=3", {.lengths = {30, 4110, 10}});
+}
+
 }  // namespace
 
 void add_float_cases(Table& table) {
   add_float_heads(table);
   add_float_blocks(table);
+  for (const char* type : {"f32", "f16"}) add_causal_heads(table, type);
+  add_causal_blocks(table);
 }
 
 }  // namespace lln::conformance

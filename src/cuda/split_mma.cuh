@@ -1,5 +1,6 @@
 // Products of f32 matrices on the tensor core, to f32 accuracy: each number is the sum of three
-// bf16 ones, 8 bits each, and of the nine products of parts the six that reach 2^-24 are taken.
+// bf16 ones, 8 bits each, and of the nine products of parts the six that reach 2^-24 are taken. f16
+// numbers have two parts, and four products.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -7,15 +8,18 @@
 
 namespace lln::cuda {
 
-// Three words of two bf16 numbers each, whose sums are x and y.
-struct Split {
-  std::uint32_t part[3];
+// Words of two bf16 numbers each, whose sums are x and y.
+template <int kParts>
+struct SplitIn {
+  std::uint32_t part[kParts];
 };
+using Split = SplitIn<3>;
 
-__device__ inline Split split(float x, float y) {
-  Split words;
+template <int kParts = 3>
+__device__ inline SplitIn<kParts> split(float x, float y) {
+  SplitIn<kParts> words;
 #pragma unroll
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < kParts; ++i) {
     words.part[i] = pack<Bf16>(x, y);
     const float2 taken = unpack<Bf16>(words.part[i]);
     x -= taken.x;
@@ -25,19 +29,66 @@ __device__ inline Split split(float x, float y) {
 }
 
 // d += a b. The tensor core cuts off what does not fit behind its sum, each time in the same
-// direction, so that the five small products are summed apart and added by an ordinary addition.
-__device__ inline void mma_split(float (&d)[4], const Split (&a)[4], const std::uint32_t (&b0)[3],
-                                 const std::uint32_t (&b1)[3]) {
-  constexpr int kPairs[5][2] = {{2, 0}, {1, 1}, {0, 2}, {1, 0}, {0, 1}};
+// direction, so that all products but the largest are summed apart, the smallest first, and added
+// by an ordinary addition.
+template <int kLeft, int kRight>
+__device__ inline void mma_split(float (&d)[4], const SplitIn<kLeft> (&a)[4],
+                                 const std::uint32_t (&b0)[kRight],
+                                 const std::uint32_t (&b1)[kRight]) {
   float small[4] = {};
 #pragma unroll
-  for (int i = 0; i < 5; ++i) {
-    const int x = kPairs[i][0], y = kPairs[i][1];
-    mma<Bf16>(small, a[0].part[x], a[1].part[x], a[2].part[x], a[3].part[x], b0[y], b1[y]);
+  for (int below = 2; below > 0; --below) {  // by 2^-8 each
+#pragma unroll
+    for (int x = below; x >= 0; --x) {
+      const int y = below - x;
+      if (x >= kLeft || y >= kRight) continue;
+      mma<Bf16>(small, a[0].part[x], a[1].part[x], a[2].part[x], a[3].part[x], b0[y], b1[y]);
+    }
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) d[i] += small[i];
   mma<Bf16>(d, a[0].part[0], a[1].part[0], a[2].part[0], a[3].part[0], b0[0], b1[0]);
+}
+
+// The same with matrices `first` and the next one of four that were loaded together.
+template <int kLeft, int kRight>
+__device__ inline void mma_split(float (&d)[4], const SplitIn<kLeft> (&a)[4],
+                                 const std::uint32_t (&b)[kRight][4], int first) {
+  std::uint32_t b0[kRight], b1[kRight];
+#pragma unroll
+  for (int part = 0; part < kRight; ++part) {
+    b0[part] = b[part][first];
+    b1[part] = b[part][first + 1];
+  }
+  mma_split(d, a, b0, b1);
+}
+
+// Eight neighbouring numbers of a row.
+__device__ inline void load_eight(float (&x)[8], const float* from) {
+  const float4 low = *reinterpret_cast<const float4*>(from);
+  const float4 high = *reinterpret_cast<const float4*>(from + 4);
+  const float words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) x[i] = words[i];
+}
+__device__ inline void load_eight(float (&x)[8], const F16* from) {
+  const uint4 words = *reinterpret_cast<const uint4*>(from);
+  const std::uint32_t pairs[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = unpack<F16>(pairs[i]);
+    x[2 * i] = pair.x;
+    x[2 * i + 1] = pair.y;
+  }
+}
+// From four pairs that results have beside each other.
+__device__ inline void store_eight(float* to, const float2 (&x)[4]) {
+  *reinterpret_cast<float4*>(to) = {x[0].x, x[0].y, x[1].x, x[1].y};
+  *reinterpret_cast<float4*>(to + 4) = {x[2].x, x[2].y, x[3].x, x[3].y};
+}
+__device__ inline void store_eight(F16* to, const float2 (&x)[4]) {
+  *reinterpret_cast<uint4*>(to) = {pack<F16>(x[0].x, x[0].y), pack<F16>(x[1].x, x[1].y),
+                                   pack<F16>(x[2].x, x[2].y), pack<F16>(x[3].x, x[3].y)};
 }
 
 // Rows g and g + 8 of 16 rows in direct order: [group of 32 channels][half][8 channels].
@@ -45,9 +96,9 @@ template <int kWidth>
 using RowFloats = float[kWidth / 32][2][8];
 
 // Zeros where not there(row), and from channel `dim` on.
-template <int kWidth, class There>
-__device__ inline void load_float_rows_if(RowFloats<kWidth>& x, const float* rows,
-                                          std::int64_t stride, int first, int dim, There&& there) {
+template <int kWidth, class T, class There>
+__device__ inline void load_float_rows_if(RowFloats<kWidth>& x, const T* rows, std::int64_t stride,
+                                          int first, int dim, There&& there) {
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -56,29 +107,26 @@ __device__ inline void load_float_rows_if(RowFloats<kWidth>& x, const float* row
 #pragma unroll
     for (int group = 0; group < kWidth / 32; ++group) {
       const int channel = 32 * group + 8 * t;
-      float4 low = {0, 0, 0, 0}, high = low;
       if (taken && channel < dim) {
-        const float* const from = rows + row * stride + channel;
-        low = *reinterpret_cast<const float4*>(from);
-        high = *reinterpret_cast<const float4*>(from + 4);
-      }
-      const float words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+        load_eight(x[group][half], rows + row * stride + channel);
+      } else {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) x[group][half][i] = words[i];
+        for (int i = 0; i < 8; ++i) x[group][half][i] = 0;
+      }
     }
   }
 }
 
-template <int kWidth>
-__device__ inline void load_float_rows(RowFloats<kWidth>& x, const float* rows, std::int64_t stride,
+template <int kWidth, class T>
+__device__ inline void load_float_rows(RowFloats<kWidth>& x, const T* rows, std::int64_t stride,
                                        int first, int end, int dim) {
   load_float_rows_if<kWidth>(x, rows, stride, first, dim, [end](int row) { return row < end; });
 }
 
 // Results with columns in direct order.
-template <int kWidth>
-__device__ inline void store_float_rows(float* rows, std::int64_t stride, int first, int end,
-                                        int dim, const float (&acc)[kWidth / 8][4]) {
+template <int kWidth, class T>
+__device__ inline void store_float_rows(T* rows, std::int64_t stride, int first, int end, int dim,
+                                        const float (&acc)[kWidth / 8][4]) {
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -87,13 +135,12 @@ __device__ inline void store_float_rows(float* rows, std::int64_t stride, int fi
     for (int group = 0; group < kWidth / 32; ++group) {
       const int channel = 32 * group + 8 * t;
       if (row >= end || channel >= dim) continue;
-      float* const to = rows + row * stride + channel;
+      float2 x[4];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float* const x = acc[4 * group + 2 * i] + 2 * half;
-        const float* const y = acc[4 * group + 2 * i + 1] + 2 * half;
-        *reinterpret_cast<float4*>(to + 4 * i) = {x[0], x[1], y[0], y[1]};
+      for (int i = 0; i < 4; ++i) {
+        x[i] = {acc[4 * group + i][2 * half], acc[4 * group + i][2 * half + 1]};
       }
+      store_eight(rows + row * stride + channel, x);
     }
   }
 }

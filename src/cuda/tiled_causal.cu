@@ -4,9 +4,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/tiled_causal.h"
 
-#include <algorithm>
-
-#include "cuda/plain.h"
 #include "cuda/sm90/causal.h"
 #include "cuda/tiled_causal_plan.h"
 #include "cuda/tiled_plan.h"
@@ -25,8 +22,7 @@ bool takes(const Call& call) {
 }
 
 std::size_t own_bytes(const Problem& p, int workers) {
-  return std::max(causal_scratch_bytes(p),
-                  causal_flag_bytes(p) + plain_kernel(p.op).workspace_bytes(p, workers));
+  return causal_bytes(p, causal_scratch_bytes(p), workers);
 }
 
 std::size_t bytes(const Problem& p, int workers) {
@@ -51,9 +47,7 @@ void run(const Call& call) {
   if (!takes(call)) return plain_kernel(p.op).run(call);
   const CausalWork work = prepare_causal(call);
   (p.op == Op::forward ? kForward : kBackward)(work.causal, work.plan);
-  Call again = call;
-  again.workspace = call.workspace + causal_flag_bytes(p);
-  run_plain_heads(again, work.causal.flags);
+  run_plain_again(call, work);
 }
 
 // The same walks twice; those of compute capability 9.0 come first.

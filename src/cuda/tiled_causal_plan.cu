@@ -6,6 +6,7 @@
 #include <bit>
 
 #include "cuda/device.h"
+#include "cuda/plain.h"
 #include "cuda/tiled_plan.h"
 
 namespace lln::cuda {
@@ -46,7 +47,7 @@ CausalWork lay_out(const Problem& p, Layout& layout) {
     if (has_pieces(p)) causal.behind = partials(layout, p, p.heads);
     causal.inverse = layout.take<float>(p.heads * causal.rows);
     causal.delta = layout.take<float>(p.heads * causal.rows);
-    if (p.has_diag()) {
+    if (p.has_diag() && p.dtype != DType::f32) {  // f32 adds Diag by kernels that keep nothing
       causal.diag_mass = layout.take<float>(p.heads * causal.rows);
       causal.diag_delta = layout.take<float>(p.heads * causal.rows);
       causal.diag_weight = layout.take<float>(p.heads * causal.rows);
@@ -57,22 +58,26 @@ CausalWork lay_out(const Problem& p, Layout& layout) {
 
 }  // namespace
 
-std::string tiled_causal_refusal(const Problem& p) {
+std::string causal_refusal(const Problem& p) {
   if (p.device.kind != DeviceKind::cuda) return "is for tensors on CUDA devices";
-  if (p.dtype != DType::bf16) return "takes bf16 alone";
   if (!p.causal) return "is for causal attention";
   if (!p.has_lln()) return "takes kinds lln and lln+diag";
-  if (p.kind == Kind::lln_diag &&
-      (p.diag_block > kChunk || !std::has_single_bit(static_cast<std::uint64_t>(p.diag_block)))) {
-    return "takes diagonal blocks of powers of two up to " + std::to_string(kChunk);
-  }
   if (p.feature != Feature::exp) return "takes the feature map exp alone";
   if (p.dim % 8 != 0 || p.dim_v % 8 != 0) return "needs dim and dim_v in multiples of 8";
   if (std::max(p.dim, p.dim_v) > kWidest) {
     return "takes dim and dim_v up to " + std::to_string(kWidest);
   }
-  const std::string device = device_refusal(p.device.index);
-  return device.empty() ? memory_refusal(p) : device;
+  return device_refusal(p.device.index);
+}
+
+std::string tiled_causal_refusal(const Problem& p) {
+  if (p.dtype != DType::bf16) return "takes bf16 alone";
+  if (const std::string why = causal_refusal(p); !why.empty()) return why;
+  if (p.kind == Kind::lln_diag &&
+      (p.diag_block > kChunk || !std::has_single_bit(static_cast<std::uint64_t>(p.diag_block)))) {
+    return "takes diagonal blocks of powers of two up to " + std::to_string(kChunk);
+  }
+  return memory_refusal(p);
 }
 
 std::string sm90_causal_refusal(const Problem& p) {
@@ -95,6 +100,10 @@ std::size_t causal_scratch_bytes(const Problem& p) {
   return layout.bytes();
 }
 
+std::size_t causal_bytes(const Problem& p, std::size_t walks, int workers) {
+  return std::max(walks, causal_flag_bytes(p) + plain_kernel(p.op).workspace_bytes(p, workers));
+}
+
 CausalWork prepare_causal(const Call& call) {
   const Problem& p = call.problem;
   Layout layout(call.workspace);
@@ -109,11 +118,18 @@ CausalWork prepare_causal(const Call& call) {
   if (p.op == Op::forward && call.out.saved.key_lse.given()) {
     causal.saved = state_view(call.out.saved);
   }
+  if (p.kind == Kind::lln) causal.call.lln_weight = {.constant = 1};
   if (p.has_diag()) causal.diag_log2 = std::countr_zero(static_cast<std::uint64_t>(p.diag_block));
   plan.width = width_of(p);
   plan.pieces = has_pieces(p);
   plan.jobs = causal.call.sequences.q_job_limit;
   return work;
+}
+
+void run_plain_again(const Call& call, const CausalWork& work) {
+  Call again = call;
+  again.workspace = call.workspace + causal_flag_bytes(call.problem);
+  run_plain_heads(again, work.causal.flags);
 }
 
 }  // namespace lln::cuda

@@ -11,6 +11,9 @@ namespace lln::cuda {
 std::string tiled_causal_refusal(const Problem& p);
 std::string sm90_causal_refusal(const Problem& p);
 
+// The part of that which no dtype changes.
+std::string causal_refusal(const Problem& p);
+
 struct CausalWork {
   CausalCall causal;
   CausalPlan plan;
@@ -21,8 +24,14 @@ struct CausalWork {
 std::size_t causal_flag_bytes(const Problem& p);
 std::size_t causal_scratch_bytes(const Problem& p);
 
+// Of a call whose walks and what goes with them need `walks`: with room for run_plain_again().
+std::size_t causal_bytes(const Problem& p, std::size_t walks, int workers);
+
 // A call with its scratch memory laid out at the workspace, and its flags and its table of
 // sequences under way.
 CausalWork prepare_causal(const Call& call);
+
+// The plain kernels compute the heads that the walks have flagged.
+void run_plain_again(const Call& call, const CausalWork& work);
 
 }  // namespace lln::cuda

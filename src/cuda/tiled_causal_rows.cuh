@@ -21,17 +21,6 @@ struct CausalRowsShape : CausalShape<kDim> {
                                  (kDim + 4 * kChunk + kChunk) * 4;
 };
 
-// Lower triangle of ones, 16 x 16; all ones where not `diagonal`.
-__device__ inline void ones_up_to_row(std::uint32_t (&y)[4], bool diagonal) {
-  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int row = g + 8 * (i & 1), key = 2 * t + 8 * (i >> 1);
-    const bool low = !diagonal || key <= row, high = !diagonal || key + 1 <= row;
-    y[i] = pack<Bf16>(low ? 1 : 0, high ? 1 : 0);
-  }
-}
-
 // X and Z of 16 rows at 64 channels; Z comes in as s.
 template <int kDim>
 __device__ inline void row_products(float (&x)[8][4], float (&z)[8][4], int first, int channel,

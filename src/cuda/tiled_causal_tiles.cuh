@@ -105,6 +105,17 @@ __device__ inline void clear(float (&acc)[kCount][4]) {
   }
 }
 
+// Lower triangle of ones, 16 x 16; all ones where not `diagonal`.
+__device__ inline void ones_up_to_row(std::uint32_t (&y)[4], bool diagonal) {
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = g + 8 * (i & 1), key = 2 * t + 8 * (i >> 1);
+    const bool low = !diagonal || key <= row, high = !diagonal || key + 1 <= row;
+    y[i] = pack<Bf16>(low ? 1 : 0, high ? 1 : 0);
+  }
+}
+
 // 2^(scale x) of a word.
 __device__ inline std::uint32_t exponentials(std::uint32_t word, float scale) {
   const float2 x = unpack<Bf16>(word);
@@ -313,12 +324,13 @@ __device__ inline void report_reach(const CausalCall& causal, const CausalPiece&
 }
 
 // Rows before the first valid key, which the first piece's block writes.
-__device__ inline void zero_rows_before(Bf16* first_row, std::int64_t stride, std::int64_t rows,
+template <class T>
+__device__ inline void zero_rows_before(T* first_row, std::int64_t stride, std::int64_t rows,
                                         int dim) {
-  const int pieces = dim / 8;
+  constexpr int kEach = 16 / sizeof(T);
   for (std::int64_t row = 1 + threadIdx.x / 16; row <= rows; row += blockDim.x / 16) {
-    for (int i = threadIdx.x % 16; i < pieces; i += 16) {
-      *reinterpret_cast<uint4*>(first_row - row * stride + 8 * i) = {0, 0, 0, 0};
+    for (int i = threadIdx.x % 16; i < dim / kEach; i += 16) {
+      *reinterpret_cast<uint4*>(first_row - row * stride + kEach * i) = {0, 0, 0, 0};
     }
   }
 }

@@ -123,9 +123,8 @@ __device__ inline void add_float_keys(ChannelSums<kDim>& sums, const float* k_ti
         load_transposed(b[part],
                         base + part * Shape::kPart + tile_offset<kDim>(row, 2 * n + (lane >> 4)));
       }
-      mma_split(sums.values[2 * n], a, {b[0][0], b[1][0], b[2][0]}, {b[0][1], b[1][1], b[2][1]});
-      mma_split(sums.values[2 * n + 1], a, {b[0][2], b[1][2], b[2][2]},
-                {b[0][3], b[1][3], b[2][3]});
+      mma_split(sums.values[2 * n], a, b, 0);
+      mma_split(sums.values[2 * n + 1], a, b, 2);
     }
   }
 }

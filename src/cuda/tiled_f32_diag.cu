@@ -24,15 +24,12 @@ std::int64_t block_of(const Problem& p) {
 std::string refusal(const Problem& p) {
   if (!p.has_diag()) return "takes kinds diag and lln+diag alone";
   if (p.dtype != DType::f32) return "takes f32 alone";
-  if (block_of(p) > kDiagTile) return "takes blocks up to " + std::to_string(kDiagTile);
-  // The widest gradients take more shared memory than some devices have.
-  const bool narrow =
-      p.op == Op::backward && lacks_shared_memory(p, FloatDiagBackwardShape<kLargest>::kShared);
-  const int largest = narrow ? kLargest / 2 : kLargest;
-  if (std::max(p.dim, p.dim_v) > largest) {
-    return "takes dim and dim_v up to " + std::to_string(largest);
-  }
-  return tiled_refusal(p);
+  if (p.causal && p.has_lln()) return "takes no causal lln+diag";
+  const std::string why = float_diag_refusal(p);
+  if (!why.empty()) return why;
+  Problem either = p;
+  either.causal = false;  // a mask inside the tiles
+  return tiled_refusal(either);
 }
 
 template <int kDim>
@@ -63,17 +60,44 @@ void run(const Call& call) {
   TiledWork work = prepare_tiled(call);
   work.tiled.call.diag_block = block_of(p);
   if (p.has_lln()) launch_float_lln(p.op, work);
-  switch (work.plan.width) {
-    case 32:
-      return launch_diag<32>(p.op, work);
-    case 64:
-      return launch_diag<64>(p.op, work);
-    default:
-      return launch_diag<128>(p.op, work);
-  }
+  launch_float_diag(p.op, work);
 }
 
 }  // namespace
+
+std::string float_diag_refusal(const Problem& p) {
+  if (block_of(p) > kDiagTile) return "takes blocks up to " + std::to_string(kDiagTile);
+  // The widest gradients take more shared memory than some devices have.
+  const bool narrow =
+      p.op == Op::backward && lacks_shared_memory(p, FloatDiagBackwardShape<kLargest>::kShared);
+  const int largest = narrow ? kLargest / 2 : kLargest;
+  if (std::max(p.dim, p.dim_v) <= largest) return "";
+  return "takes dim and dim_v up to " + std::to_string(largest);
+}
+
+std::size_t float_diag_bytes(const Problem& p) { return table_bytes(p); }
+
+TiledWork prepare_float_diag(const Call& call) {
+  Call alone = call;
+  alone.problem.kind = Kind::diag;  // without the scratch memory of an LLN part
+  TiledWork work = prepare_tiled(alone);
+  DeviceCall& device = work.tiled.call;
+  device.kind = call.problem.kind;
+  device.diag_weight = make_device_call(call).diag_weight;
+  device.diag_block = block_of(call.problem);
+  return work;
+}
+
+void launch_float_diag(Op op, const TiledWork& work) {
+  switch (work.plan.width) {
+    case 32:
+      return launch_diag<32>(op, work);
+    case 64:
+      return launch_diag<64>(op, work);
+    default:
+      return launch_diag<128>(op, work);
+  }
+}
 
 std::vector<Kernel> tiled_f32_diag_forward_kernels() {
   return {{"cuda-tiled-f32-diag", refusal, tiled_bytes, run, DeviceKind::cuda,

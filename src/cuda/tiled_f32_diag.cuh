@@ -15,12 +15,15 @@ struct FloatDiagTile {
   std::int64_t begin;   // in the sequence
   int count;            // the tokens after them in a tile of 64 belong to other tiles
   int block;            // tokens of a block
+  bool causal;          // rows see no keys behind them
   std::uint64_t valid;  // bit j: whether key j counts
 
   __device__ bool key(int j) const { return ((valid >> j) & 1) != 0; }
   // Bit j: whether a row sees key j.
   __device__ std::uint64_t seen(int row) const {
-    return row < count ? valid & low_bits(block) << row / block * block : 0;
+    if (row >= count) return 0;
+    const std::uint64_t before = causal ? low_bits(row + 1) : ~std::uint64_t{0};
+    return valid & before & low_bits(block) << row / block * block;
   }
   // Which 16 keys the 16 rows from `first` on may see, or which rows these keys: those of others
   // add nothing to a product.
@@ -36,13 +39,15 @@ struct FloatDiagWalk {
   const Sequences& all;
   const DeviceSequence& sequence;
   int block, tile;
+  bool causal;
   std::int64_t lead;  // tokens of the first tile where it is not a whole one
 
-  __device__ FloatDiagWalk(const DeviceCall& call, const DeviceSequence& own)
-      : all(call.sequences),
+  __device__ FloatDiagWalk(const TiledCall& tiled, const DeviceSequence& own)
+      : all(tiled.call.sequences),
         sequence(own),
-        block(static_cast<int>(call.diag_block)),
+        block(static_cast<int>(tiled.call.diag_block)),
         tile(kDiagTile / block * block),
+        causal(tiled.causal),
         lead(own.key_first % tile) {}
 
   // The first tile that begins at `token` or later.
@@ -55,7 +60,7 @@ struct FloatDiagWalk {
   }
   __device__ FloatDiagTile at(std::int64_t begin) const {
     const std::int64_t end = min(next(begin), sequence.k_tokens);
-    return {begin, static_cast<int>(end - begin), block,
+    return {begin, static_cast<int>(end - begin), block, causal,
             valid_keys(all, sequence, begin, min(end, sequence.key_end))};
   }
 };
@@ -176,7 +181,7 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 3 : 2)
   const DeviceCall& call = tiled.call;
   const RowPiece piece = find_rows(call, blockIdx.x);
   if (piece.s < 0) return;
-  const FloatDiagWalk walk(call, piece.sequence);
+  const FloatDiagWalk walk(tiled, piece.sequence);
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
   const int first = 16 * (static_cast<int>(threadIdx.x) / 32);
   const float scale = kLog2E / sqrtf(static_cast<float>(dim));

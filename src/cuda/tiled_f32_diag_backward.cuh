@@ -44,14 +44,7 @@ struct FloatDiagPart {
   // x y^T for rows of x and keys of y.
   __device__ void multiply(float (&acc)[4][4], const unsigned char* x,
                            const unsigned char* y) const {
-    const int lane = threadIdx.x & 31, row = first + (lane & 15);
-#pragma unroll 1  // as in FloatRowsTile
-    for (int step = 0; step < kDim / 16; ++step) {
-      Split a[4];
-      load_split<kSplitPart<kDiagTile, kDim>, false>(
-          a, shared_address(x) + tile_offset<kDim>(row, 2 * step + (lane >> 4)));
-      multiply_split_step<kDim, true, kDiagTile>(acc, a, y, step, 4 * half);
-    }
+    multiply_split_rows<kDiagTile, kDim, true, kDiagTile>(acc, x, first, y, 4 * half);
   }
 
   // Scores become P, and dP becomes dS. All warps meet, after which v has been read.
@@ -113,19 +106,7 @@ struct FloatDiagPart {
 
   // P or dS, [row, key].
   __device__ void write_pairs(const float (&x)[4][4]) const {
-    const int lane = threadIdx.x & 31;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const Split words = split(x[i / 2][2 * (i % 2)], x[i / 2][2 * (i % 2) + 1]);
-      const std::uint32_t at =
-          tile_offset<kDiagTile>(first + (lane >> 2) + 8 * (i % 2), 4 * half + i / 2) +
-          4 * (lane & 3);
-#pragma unroll
-      for (int part = 0; part < 3; ++part) {
-        *reinterpret_cast<std::uint32_t*>(pairs() + part * kSplitPart<kDiagTile, kDiagTile> + at) =
-            words.part[part];
-      }
-    }
+    write_split_results<kDiagTile, kDiagTile>(pairs(), first, 4 * half, x);
   }
 
   // acc += pairs y or, where kTransposed, pairs^T y.
@@ -191,7 +172,7 @@ __global__ void __launch_bounds__(256, kDim <= 64 ? 2 : 1)
   const KeyRows piece = key_rows(tiled);
   if (piece.s < 0) return;
   const DeviceSequence& seq = piece.sequence;
-  const FloatDiagWalk walk(call, seq);
+  const FloatDiagWalk walk(tiled, seq);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = threadIdx.x & 31;
   const Part part{shared, warp % 4 * 16, warp / 4};
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);

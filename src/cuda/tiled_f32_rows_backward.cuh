@@ -40,14 +40,7 @@ struct FloatRowsTile {
 
   // dW = g C^T.
   __device__ void multiply(float (&dw)[4][4]) const {
-    const int lane = threadIdx.x & 31, row = first + (lane & 15);
-#pragma unroll 1  // more steps at a time would fill registers that there are not
-    for (int step = 0; step < kDim / 16; ++step) {
-      Split a[4];
-      load_split<kSplitPart<Shape::kTile, kDim>, false>(
-          a, shared_address(g) + tile_offset<kDim>(row, 2 * step + (lane >> 4)));
-      multiply_split_step<kDim, true>(dw, a, values, step, 4 * slice);
-    }
+    multiply_split_rows<Shape::kTile, kDim, true>(dw, g, first, values, 4 * slice);
   }
 
   // The sums of e and e dW over all channels of a row: what e is to be multiplied with for W, and
@@ -83,32 +76,13 @@ struct FloatRowsTile {
     }
   }
 
-  // dC += W^T g for channels 16 warp .. + 15. The tensor core cuts its sums off: 16 rows are added
-  // to those of all rows before by ordinary additions.
+  // dC += W^T g for channels 16 warp .. + 15.
   __device__ void add(float (&dc)[kDim / 8][4], int warp) const {
-    constexpr int kPart = kSplitPart<Shape::kTile, kDim>;
-    const int lane = threadIdx.x & 31, low = lane & 7;
-    const int middle = (lane >> 3) & 1, high = lane >> 4;
 #pragma unroll 1
     for (int rows = 0; rows < Shape::kTile; rows += 16) {
       Split a[4];
-      load_split<kPart, true>(
-          a, shared_address(weights) + tile_offset<kDim>(rows + 8 * high + low, 2 * warp + middle));
-#pragma unroll
-      for (int n = 0; n < kDim / 16; ++n) {
-        __syncwarp();  // as in multiply_split_step
-        std::uint32_t b[3][4];
-        load_split<kPart, true>(
-            b, shared_address(g) + tile_offset<kDim>(rows + 8 * middle + low, 2 * n + high));
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float sum[4] = {};
-          mma_split(sum, a, {b[0][2 * i], b[1][2 * i], b[2][2 * i]},
-                    {b[0][2 * i + 1], b[1][2 * i + 1], b[2][2 * i + 1]});
-#pragma unroll
-          for (int j = 0; j < 4; ++j) dc[2 * n + i][j] += sum[j];
-        }
-      }
+      load_split_channels<Shape::kTile, kDim>(a, weights, 16 * warp, rows);
+      add_split_rows<Shape::kTile, kDim>(dc, a, g, rows);
     }
   }
 };

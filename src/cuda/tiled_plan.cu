@@ -231,6 +231,7 @@ TiledWork prepare_tiled(const Call& call, int row_piece_log2) {
   tiled.diag_mass = scratch.diag_mass;
   tiled.diag_delta = scratch.diag_delta;
   tiled.diag_rows = p.batch * p.tokens;
+  tiled.causal = p.causal;
   tiled.key_pieces = static_cast<std::uint32_t>(key_pieces_of(p, jobs));
   TiledPlan& plan = work.plan;
   plan.width = tiled_width(p);

@@ -163,10 +163,14 @@ TEST_F(CudaInvariance, WideHeads) {
   }
 }
 
-// f32 on tensor cores: rows that several warps share, and Diag that is added in place.
+// f32 on tensor cores, and f16 by the same walks: rows that several warps share, Diag that is added
+// in place, sums of pieces.
 TEST_F(CudaInvariance, FloatHeads) {
-  for (const std::string kind : {"lln", "lln+diag16"}) {
-    const Case c = make_case("backward:f32:cpu:b3h2k1n70d64:" + kind);
+  for (const std::string problem :
+       {"f32:cpu:b3h2k1n70d64:lln", "f32:cpu:b3h2k1n70d64:lln+diag16",
+        "f32:cpu:b3h2k1n70d64:lln:causal", "f32:cpu:b3h2k1n70d64:lln+diag16:causal",
+        "f32:cpu:b3h1n4100d8:lln:causal", "f16:cpu:b3h2k1n70d64:lln:causal"}) {
+    const Case c = make_case("backward:" + problem);
     const Inputs in = conformance::make_inputs(c, c.problem.dtype);
     expect_same_bits(run_on_device(c, in), run_on_device(c, in), to_string(c));
     expect_alone_as_among_three(c);
