@@ -207,7 +207,7 @@ Result measure_on_device(const Problem& problem, double seconds, const Manner& m
   Result result;
   result.problem = to_string(problem);
   const Stream stream;
-  const Exec exec{.stream = stream.get(), .kernel = manner.kernel};
+  const Exec exec{.kernel = manner.kernel, .stream = stream.get()};
   result.kernel = explain(problem, exec).chosen;
   result.cost = minimal_cost(problem);
   result.manner = manner;

@@ -11,7 +11,6 @@
 
 #include "bench/machine_loops.h"
 #include "bench/percentile.h"
-#include "cpu/targets.h"
 #include "io/bytes.h"
 
 namespace lln::bench {
@@ -70,7 +69,7 @@ std::string cpu_name() {
 }
 
 double product_peak(Parallel& threads, double seconds, DType dtype) {
-  const bool pairs = dtype == DType::bf16 && cpu::has_pairs();
+  const bool pairs = dtype == DType::bf16 && has_pairs();
   const std::int64_t flops = (pairs ? 2 : 1) * flops_per_round();
   const std::int64_t tasks = kTasksPerRegion * threads.workers();
   double done = 0, elapsed = 0;

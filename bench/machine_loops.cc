@@ -12,8 +12,6 @@
 #include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
-#include "cpu/pairs-inl.h"
-
 HWY_BEFORE_NAMESPACE();
 namespace lln::bench {
 namespace HWY_NAMESPACE {
@@ -27,20 +25,20 @@ constexpr std::int64_t kStepsPerRound = 8;
 
 }  // namespace
 
-float pair_chains_here(std::int64_t rounds) {
-  namespace here = lln::cpu::HWY_NAMESPACE;
-  // Read through volatile, as below; sums stay far from overflow.
-  const volatile float word = 0;
-  const here::Vec x = hn::Set(here::kTag, word);
-  here::Vec sums[kChains];
-  for (here::Vec& sum : sums) sum = hn::Zero(here::kTag);
+float pair_chains_here([[maybe_unused]] std::int64_t rounds) {
+#if HWY_TARGET == HWY_AVX3
+  const __m512 x = _mm512_setzero_ps();
+  __m512 sums[kChains];
+  for (__m512& sum : sums) sum = x;
   for (std::int64_t i = 0; i < rounds * kStepsPerRound; ++i) {
     HWY_UNROLL(12)
-    for (here::Vec& sum : sums) sum = here::Pairs::multiply_add(x, x, sum);
+    for (__m512& sum : sums) asm volatile("vdpbf16ps %1, %1, %0" : "+v"(sum) : "v"(x));
   }
-  here::Vec all = sums[0];
-  for (std::int64_t i = 1; i < kChains; ++i) all = hn::Add(all, sums[i]);
-  return here::reduce_sum(all);
+  for (const __m512& sum : sums) sums[0] = _mm512_add_ps(sums[0], sum);
+  return _mm512_reduce_add_ps(sums[0]);
+#else
+  return 0;  // no such CPU has these products
+#endif
 }
 
 float fma_chains_here(std::int64_t rounds) {
@@ -113,6 +111,14 @@ HWY_EXPORT(flops_per_round_here);
 HWY_EXPORT(copy_past_caches_here);
 
 float fma_chains(std::int64_t rounds) { return HWY_DYNAMIC_DISPATCH(fma_chains_here)(rounds); }
+
+bool has_pairs() {
+#if HWY_ARCH_X86
+  return __builtin_cpu_supports("avx512bf16") != 0;
+#else
+  return false;
+#endif
+}
 
 float pair_chains(std::int64_t rounds) { return HWY_DYNAMIC_DISPATCH(pair_chains_here)(rounds); }
 

@@ -11,8 +11,8 @@ namespace lln::bench {
 // chains than latency times units of any CPU that exists. The result depends on all of them.
 float fma_chains(std::int64_t rounds);
 std::int64_t flops_per_round();
-// The same with products of bf16 pairs, twice as many operations a round; for CPUs that have them
-// (cpu::has_pairs).
+// The same with products of bf16 pairs, twice as many operations a round, on CPUs that have them.
+bool has_pairs();
 float pair_chains(std::int64_t rounds);
 
 // Copies `floats` numbers past the caches, as only a copy can that never reads them again. Both

@@ -32,6 +32,14 @@ bool runs_here(const Target& target) {
 // Products of bf16 pairs, which no target of Highway stands for: a kernel of kAvx512.
 constexpr const char* kPairsName = "avx512-bf16";
 
+bool has_pairs() {
+#if HWY_ARCH_X86
+  return __builtin_cpu_supports("avx512bf16") != 0 && runs_here(kAvx512);
+#else
+  return false;
+#endif
+}
+
 // Where they have been measured to pay: on Zen 4 they are as fast as multiply-adds, and twice the
 // work. CPUs with half as many units for them gain nothing from that.
 bool pairs_pay() {
@@ -53,7 +61,7 @@ std::string refusal(const Problem& problem) {
 }
 
 std::string pairs_refusal(const Problem& p) {
-  if (!cpu::has_pairs()) return std::string("this CPU has no ") + kPairsName;
+  if (!has_pairs()) return std::string("this CPU has no ") + kPairsName;
   if (p.dtype != DType::bf16) return "takes bf16 alone";
   if (p.kind == Kind::softmax) return "takes lln, diag and lln+diag alone";
   if (p.feature != Feature::exp) return "takes the feature map exp alone";
@@ -128,15 +136,6 @@ void add_step(std::vector<Kernel>& list) {
 }
 
 }  // namespace
-
-bool cpu::has_pairs() {
-#if HWY_ARCH_X86
-  static const bool has = __builtin_cpu_supports("avx512bf16") != 0;
-  return has && runs_here(kAvx512);
-#else
-  return false;
-#endif
-}
 
 std::vector<Kernel> cpu_forward_kernels() {
   std::vector<Kernel> list;

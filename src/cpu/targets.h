@@ -11,9 +11,6 @@ namespace lln::cpu {
 
 using Run = void (*)(const Call&);
 
-// Whether this CPU has products of bf16 pairs (pairs-inl.h).
-bool has_pairs();
-
 Run find_forward(std::int64_t target);
 Run find_forward_pairs(std::int64_t target);
 Run find_backward(std::int64_t target);

@@ -5,9 +5,10 @@
 #include <vector>
 
 #include "api/kernel.h"
-#include "cuda/tiled_causal_plan.h"
 
 namespace lln::cuda {
+
+struct CausalWork;
 
 std::vector<Kernel> tiled_f32_causal_forward_kernels();
 std::vector<Kernel> tiled_f32_causal_backward_kernels();
