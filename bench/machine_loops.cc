@@ -25,11 +25,13 @@ constexpr std::int64_t kStepsPerRound = 8;
 
 }  // namespace
 
+bool has_pairs_here() { return HWY_TARGET == HWY_AVX3; }
+
 float pair_chains_here([[maybe_unused]] std::int64_t rounds) {
 #if HWY_TARGET == HWY_AVX3
-  const __m512 x = _mm512_setzero_ps();
+  const __m512i x = _mm512_set1_epi16(0x3F00);  // 0.5
   __m512 sums[kChains];
-  for (__m512& sum : sums) sum = x;
+  for (__m512& sum : sums) sum = _mm512_setzero_ps();
   for (std::int64_t i = 0; i < rounds * kStepsPerRound; ++i) {
     HWY_UNROLL(12)
     for (__m512& sum : sums) asm volatile("vdpbf16ps %1, %1, %0" : "+v"(sum) : "v"(x));
@@ -106,6 +108,7 @@ HWY_AFTER_NAMESPACE();
 namespace lln::bench {
 
 HWY_EXPORT(fma_chains_here);
+HWY_EXPORT(has_pairs_here);
 HWY_EXPORT(pair_chains_here);
 HWY_EXPORT(flops_per_round_here);
 HWY_EXPORT(copy_past_caches_here);
@@ -114,7 +117,7 @@ float fma_chains(std::int64_t rounds) { return HWY_DYNAMIC_DISPATCH(fma_chains_h
 
 bool has_pairs() {
 #if HWY_ARCH_X86
-  return __builtin_cpu_supports("avx512bf16") != 0;
+  return __builtin_cpu_supports("avx512bf16") != 0 && HWY_DYNAMIC_DISPATCH(has_pairs_here)();
 #else
   return false;
 #endif

@@ -149,10 +149,10 @@ def machine_text(machine):
             f"{machine['cuda']}: {machine['copy_gbs']:.0f} GB/s copy inside the device"
         )
         return text + (f"; torch {machine['torch']}" if "torch" in machine else "")
-    text = (
-        f"{machine['cpu']}, {machine['target']}, {machine['threads']} threads: "
-        f"{machine['fma_peak_gflops']:.0f} GFLOP/s multiply-add, "
-        f"{machine['copy_gbs']:.1f} GB/s copy"
+    peaks = {"fma_peak_gflops": "multiply-add", "bf16_peak_gflops": "multiply-add of bf16"}
+    text = f"{machine['cpu']}, {machine['target']}, {machine['threads']} threads: " + ", ".join(
+        [f"{machine[key]:.0f} GFLOP/s {name}" for key, name in peaks.items() if key in machine]
+        + [f"{machine['copy_gbs']:.1f} GB/s copy"]
     )
     return text + (f"; torch {machine['torch']}" if "torch" in machine else "")
 

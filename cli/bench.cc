@@ -42,14 +42,23 @@ struct Report {
   double bandwidth = 0;  // bytes per second
   std::vector<bench::Result> results;
 
-  // Of the peaks that were measured beside the kernels: those of f32, if there are any.
-  double peak() const {
-    std::vector<double> all, of_bf16;
+  // Of the peaks that were measured beside the kernels, operations per second; 0 where none was.
+  double fma_peak() const {
+    return peak_of([](DType dtype) { return dtype != DType::bf16; });
+  }
+  double bf16_peak() const {
+    return peak_of([](DType dtype) { return dtype == DType::bf16; });
+  }
+
+ private:
+  template <class Counts>
+  double peak_of(Counts&& counts) const {
+    std::vector<double> peaks;
     for (const bench::Result& r : results) {
-      std::vector<double>& peaks = parse_problem(r.problem).dtype == DType::bf16 ? of_bf16 : all;
+      if (!counts(parse_problem(r.problem).dtype)) continue;
       peaks.insert(peaks.end(), r.peaks.begin(), r.peaks.end());
     }
-    return bench::percentile(all.empty() ? of_bf16 : all, 50);
+    return peaks.empty() ? 0 : bench::percentile(peaks, 50);
   }
 };
 
@@ -133,11 +142,11 @@ BuildInfo::CudaDevice device_info(Device device) {
 
 Json machine_json(const Report& report) {
   if (report.device.kind == DeviceKind::cpu) {
-    return {{"cpu", report.cpu},
-            {"target", report.target},
-            {"threads", report.threads},
-            {"fma_peak_gflops", report.peak() / 1e9},
-            {"copy_gbs", report.bandwidth / 1e9}};
+    Json json = {{"cpu", report.cpu}, {"target", report.target}, {"threads", report.threads}};
+    if (report.fma_peak() > 0) json["fma_peak_gflops"] = report.fma_peak() / 1e9;
+    if (report.bf16_peak() > 0) json["bf16_peak_gflops"] = report.bf16_peak() / 1e9;
+    json["copy_gbs"] = report.bandwidth / 1e9;
+    return json;
   }
   const BuildInfo::CudaDevice device = device_info(report.device);
   const BuildInfo::Cuda cuda = build_info().cuda;
@@ -151,9 +160,14 @@ Json machine_json(const Report& report) {
 
 std::string machine_text(const Report& report) {
   if (report.device.kind == DeviceKind::cpu) {
-    return fmt::format("{}, {}, {} thread{}: {:.1f} GFLOP/s multiply-add, {:.1f} GB/s copy",
-                       report.cpu, report.target, report.threads, report.threads == 1 ? "" : "s",
-                       report.peak() / 1e9, report.bandwidth / 1e9);
+    std::string text = fmt::format("{}, {}, {} thread{}: ", report.cpu, report.target,
+                                   report.threads, report.threads == 1 ? "" : "s");
+    const auto add_peak = [&](double peak, const char* name) {
+      if (peak > 0) text += fmt::format("{:.1f} GFLOP/s {}, ", peak / 1e9, name);
+    };
+    add_peak(report.fma_peak(), "multiply-add");
+    add_peak(report.bf16_peak(), "multiply-add of bf16");
+    return text + fmt::format("{:.1f} GB/s copy", report.bandwidth / 1e9);
   }
   return fmt::format("{}: {:.0f} GB/s copy", device_info(report.device).name,
                      report.bandwidth / 1e9);
@@ -228,7 +242,8 @@ const char* const kBenchHelp =
     "  lln bench --compare now.json\n"
     "  lln bench --graph forward:bf16:cuda:h12n512d64:lln\n\n"
     "The floor is max(bytes / copy bandwidth, FLOPs / multiply-add peak), with the least bytes\n"
-    "and FLOPs that any implementation needs. Bandwidth and peak are measured on the same\n"
+    "and FLOPs that any implementation needs. The peak is that of f32, for problems in bf16\n"
+    "that of bf16 pairs where the CPU has them. Bandwidth and peak are measured on the same\n"
     "threads in the same run, the peak in turn with the calls; the ratio is the median of the\n"
     "time of a call over the floor by the peak beside it. On cuda the floor is bytes / copy\n"
     "bandwidth of the device, measured in turn with the calls, whose data is in no cache.\n";

@@ -222,9 +222,11 @@ TEST(Adversarial, GradientsOfLargeValuesStayFinite) {
 
 // References are rounded where exponents are large; averages are averages all the same.
 TEST(Adversarial, AveragesOfOneAreOneForLargeExponents) {
-  for (const std::string kind : {"lln", "lln:causal"}) {
-    const Case c = make_case("forward:f32:cpu:b1h1n300d64:" + kind);
-    Inputs in = conformance::make_inputs(c, DType::f32);
+  for (const std::string problem :
+       {"f32:cpu:b1h1n300d64:lln", "f32:cpu:b1h1n300d64:lln:causal", "bf16:cpu:b1h1n301d64:lln",
+        "bf16:cpu:b1h1n301d64:diag48", "bf16:cpu:b1h1n301d64:diag1"}) {
+    const Case c = make_case("forward:" + problem);
+    Inputs in = conformance::make_inputs(c, c.problem.dtype);
     in.k.for_each([&](auto b, auto h, auto n, auto ch) {
       in.k.set(b, h, n, ch, 40 * in.k.get(b, h, n, ch));
       in.v.set(b, h, n, ch, 1);

@@ -205,11 +205,11 @@ TEST(Invariance, HolesChangeNothing) {
 // The middle of three batch elements becomes NaN everywhere: the others keep their bits, and are
 // those of a batch of one.
 void expect_no_batch_neighbours(const std::string& op, const std::string& shape,
-                                const std::string& kind) {
-  const Case three = make_case(op + ":f32:cpu:b3" + shape + ":" + kind);
-  const Case one = make_case(op + ":f32:cpu:b1" + shape + ":" + kind);
+                                const std::string& kind, const std::string& type = "f32") {
+  const Case three = make_case(op + ":" + type + ":cpu:b3" + shape + ":" + kind);
+  const Case one = make_case(op + ":" + type + ":cpu:b1" + shape + ":" + kind);
   const std::int64_t tokens = one.problem.tokens;
-  Inputs in = conformance::make_inputs(three, DType::f32);
+  Inputs in = conformance::make_inputs(three, three.problem.dtype);
   for (Tensor* t : {&in.q, &in.k, &in.v, &in.g, &in.state_lse, &in.state_values, &in.dsaved_lse,
                     &in.dsaved_values}) {
     t->for_each([&](auto b, auto h, auto n, auto c) {
@@ -218,7 +218,7 @@ void expect_no_batch_neighbours(const std::string& op, const std::string& shape,
   }
   const TensorSet together = run(three, in);
   for (const std::int64_t batch : {0, 2}) {
-    Inputs own = conformance::make_inputs(one, DType::f32);
+    Inputs own = conformance::make_inputs(one, one.problem.dtype);
     copy_token_rows(in, batch, 0, own, 0, 0, tokens);
     copy_sequence(in, batch, own);
     const TensorSet alone = run(one, own);
@@ -284,6 +284,26 @@ TEST(Invariance, NumberOfThreads) {
     for (const std::string kind : kSegmentedKinds) {
       for (const std::string shape : {"b1h1n5000d8", "b2h2k1n5000d8"}) {
         expect_same_on_any_threads(op + ":f32:cpu:" + shape + ":" + kind);
+      }
+    }
+  }
+}
+
+// bf16 in whole vectors, which kernels may take two keys, rows or channels of at once; without
+// gradients of alpha and beta, which they do not.
+TEST(Invariance, PairsOfBf16) {
+  for (const std::string kind : {"lln", "diag64", "lln+diag48"}) {
+    for (const std::string op : kOps) {
+      expect_no_batch_neighbours(op, "h2k1n131d64v48", kind, "bf16");
+      Case c = make_case(op + ":bf16:cpu:b2h2k1n1301d32:" + kind);
+      const TensorSet expected = run(c);
+      for (const int threads : {2, 3, 5}) {
+        ThreadPool pool(threads);
+        expect_same(run(c, {.parallel = &pool}), expected, to_string(c));
+      }
+      for (const Layout layout : {Layout::bnhd, Layout::gaps}) {
+        c.layout = layout;
+        expect_same(run(c), expected, to_string(c));
       }
     }
   }

@@ -150,8 +150,9 @@ def main():
                 flush=True,
             )
     machine = {**machines[0], "torch": torch.__version__}
-    for key in ("fma_peak_gflops", "copy_gbs"):
-        machine[key] = statistics.median(m[key] for m in machines)
+    for key in ("fma_peak_gflops", "bf16_peak_gflops", "copy_gbs"):
+        if values := [m[key] for m in machines if key in m]:
+            machine[key] = statistics.median(values)
     report = {"command": command_text(arguments), "machine": machine, "results": results}
     if arguments.note:
         report["note"] = arguments.note

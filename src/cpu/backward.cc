@@ -30,9 +30,9 @@ class Backward : KernelRun<BackwardLayout> {
     layout_.totals.reset();
     parts_.forget_blocks(layout_.tiles);
     const bool lln = p_.has_lln();
-    for (std::int64_t next = 0; next < pairs();) {
+    for (std::int64_t next = 0; next < key_heads();) {
       const Wave wave =
-          take_wave(next, pairs(), lln ? std::ssize(layout_.states) : kUnlimited,
+          take_wave(next, key_heads(), lln ? std::ssize(layout_.states) : kUnlimited,
                     lln ? std::ssize(layout_.key_sums) : kUnlimited,
                     lln ? std::ssize(layout_.query_sums) : kUnlimited,
                     [&](std::int64_t pair) { return bidirectional_work(call_, dims_, pair); });

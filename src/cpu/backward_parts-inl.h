@@ -242,8 +242,12 @@ class BackwardParts : public DiagBackward {
     float* const kn = tiles.exponents;
     Ahead ahead(stream_of(keys.k, next), stream_of(keys.v, next));
     key_weights(keys, n, tiles.token, s.state.c, slope, kn, ahead);
-    const Operand v = keys.values(dims_, chunk, n, tiles.token, tiles.values);
-    join_columns<Words>(tiles.values, dims_.dvp, n, dims_.dvp, tiles.values);
+    Operand v{tiles.values, dims_.dvp, dims_.dvp};
+    if constexpr (Words::kPerWord == 2) {
+      copy_words(keys.v, n, tiles.token, tiles.values, dims_.dvp);
+    } else {
+      v = keys.values(dims_, chunk, n, tiles.token, tiles.values);
+    }
     gemm<Words>(n, dims_.dp, dims_.dv / Words::kPerWord, by_rows(v.data, v.ld), s.dtransposed,
                 dims_.dp, {tiles.dweights, dims_.dp}, &ahead);
     if (request_.beta) load_tile(keys.k, n, tiles.token, tiles.raw, dims_.dp);

@@ -25,8 +25,8 @@ class Step : KernelRun<StepLayout> {
   explicit Step(const Call& call) : KernelRun(call) {}
 
   void run() {
-    const std::int64_t floats = pairs() * decode_shape(p_).floats() * p_.tokens;
-    parallel_for(floats >= kStepFloatsToShare ? call_.parallel : nullptr, pairs(),
+    const std::int64_t floats = key_heads() * decode_shape(p_).floats() * p_.tokens;
+    parallel_for(floats >= kStepFloatsToShare ? call_.parallel : nullptr, key_heads(),
                  [&](std::int64_t pair, int worker) { run_head(pair, worker); });
   }
 

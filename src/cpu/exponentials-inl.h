@@ -108,7 +108,7 @@ HWY_INLINE void weigh_key_group(const Exponents& u, std::int64_t count, Tokens t
         }
         const std::byte* const row = u.rows.row(token(i + r)) + c * bytes_of<kType>();
         const Vec x = load_lanes<kType>(row + j * kLanes * bytes_of<kType>());
-        e[r] = exp2(hn::MulSub(x, scale, shift[j]));
+        e[r] = Words::rounded(exp2(hn::MulSub(x, scale, shift[j])));
         total[j] = hn::Add(total[j], e[r]);
       }
       hn::Store(Words::join(e), kTag, weights + c + j * kLanes);
@@ -155,7 +155,7 @@ HWY_INLINE void weigh_row_group(const Exponents& a, std::int64_t first, std::int
     HWY_UNROLL(4)
     for (std::int64_t j = 0; j < kVectors; ++j) {
       const Vec x = load_lanes<kType>(row + j * kLanes * bytes_of<kType>());
-      e[j] = exp2(hn::MulAdd(x, scale, shift[j]));
+      e[j] = Words::rounded(exp2(hn::MulAdd(x, scale, shift[j])));
       Words::store(e[j], weights + i * ld + (column + j * kLanes) / Words::kPerWord);
     }
     Vec sum = column == 0 ? zero : sums.get(i);

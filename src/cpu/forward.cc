@@ -24,9 +24,9 @@ class Forward : KernelRun<ForwardLayout> {
 
   void run() {
     const bool lln = p_.has_lln();
-    for (std::int64_t next = 0; next < pairs();) {
+    for (std::int64_t next = 0; next < key_heads();) {
       const Wave wave =
-          take_wave(next, pairs(), lln ? std::ssize(layout_.states) : kUnlimited,
+          take_wave(next, key_heads(), lln ? std::ssize(layout_.states) : kUnlimited,
                     lln ? std::ssize(layout_.sums) : kUnlimited, kUnlimited,
                     [&](std::int64_t pair) { return bidirectional_work(call_, dims_, pair); });
       if (lln) build_states(wave);

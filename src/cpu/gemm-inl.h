@@ -96,6 +96,8 @@ struct Floats {
   static constexpr std::int64_t kPerWord = 1;
 
   static HWY_INLINE Vec multiply_add(Vec a, Vec b, Vec sum) { return hn::MulAdd(a, b, sum); }
+  // The numbers that words of x hold.
+  static HWY_INLINE Vec rounded(Vec x) { return x; }
   // Numbers that are summed over one after the other as words.
   static HWY_INLINE Vec join(const Vec (&x)[1]) { return x[0]; }
   // Neighbouring numbers as words.
@@ -259,7 +261,7 @@ HWY_INLINE bool all_finite(const float* tile, std::int64_t count) {
 }
 
 // dst[c, r] = src[r, c] for 4 rows at a time: up to 3 rows more than `rows` are read and written
-// (both tiles have room for them); `columns` is a multiple of kPad. `src` needs no alignment.
+// (both tiles have room for them); `columns` is a multiple of 8. `src` needs no alignment.
 HWY_NOINLINE inline void transpose(const float* HWY_RESTRICT src, std::int64_t lds,
                                    std::int64_t rows, std::int64_t columns, float* HWY_RESTRICT dst,
                                    std::int64_t ldd) {

@@ -26,15 +26,15 @@ class KernelRun {
         arena_(call.workspace),
         layout_(arena_, p_, dims_, worker_count(call.parallel)) {}
 
-  // Pairs of sequence and key head.
-  std::int64_t pairs() const { return p_.sequences * p_.heads_k; }
+  // Of all sequences.
+  std::int64_t key_heads() const { return p_.sequences * p_.heads_k; }
 
   KeyHead key_head(const HeadWork& work) const { return {call_, work.sequence, work.head_k}; }
 
   // The whole call as one wave of causal heads.
   Wave causal_wave() const {
     std::int64_t next = 0;
-    return take_wave(next, pairs(), kUnlimited, kUnlimited, kUnlimited,
+    return take_wave(next, key_heads(), kUnlimited, kUnlimited, kUnlimited,
                      [&](std::int64_t pair) { return causal_work(call_, dims_, pair); });
   }
 

@@ -24,7 +24,7 @@ struct ForwardTiles {
         row_factor(arena.floats(padded(dims.chunk))),
         lln_channel(arena.floats(dims.dvp)),
         diag_channel(arena.floats(dims.dvp)) {
-    if (p.dtype == DType::bf16) state_pairs = arena.floats(dims.state() / 2);
+    if (p.dtype == DType::bf16 && p.has_lln()) state_pairs = arena.floats(dims.state() / 2);
     arena.fill(scores, p.kind != Kind::lln ? 1 : 0, dims, /*backward=*/false);
   }
   std::int64_t* token;
@@ -78,7 +78,7 @@ struct BackwardTiles {
         row_weight(arena.floats(padded(dims.chunk))),
         lln_channel(arena.floats(dims.dvp)),
         diag_channel(arena.floats(dims.dvp)) {
-    if (p.dtype == DType::bf16) words = arena.floats(padded(dims.chunk) * dims.dvp);
+    if (p.dtype == DType::bf16 && p.has_lln()) words = arena.floats(padded(dims.chunk) * dims.dvp);
     arena.fill(scores, p.kind != Kind::lln ? 1 : 0, dims, /*backward=*/true);
     if (spans_tiles(p)) {
       const std::int64_t rows = std::min(p.diag_block, p.tokens);

@@ -26,6 +26,11 @@ struct Pairs {
     asm("vdpbf16ps %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "v"(b.raw));
     return sum;
   }
+  // Weights are rounded before they are summed, so that averages of equal values are these values.
+  static HWY_INLINE Vec rounded(Vec x) {
+    const __m512i wide = _mm512_cvtepu16_epi32(halves_of(x));
+    return Vec{_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+  }
   // Words (low, high) of the numbers of two vectors.
   static HWY_INLINE Vec join(const Vec (&x)[2]) {
     __m512i halves;  // all of x[0], then all of x[1]
@@ -37,9 +42,14 @@ struct Pairs {
   }
   // Neighbouring numbers of a vector as kLanes / 2 words.
   static HWY_INLINE void store(Vec x, float* words) {
+    _mm256_store_si256(reinterpret_cast<__m256i*>(words), halves_of(x));
+  }
+
+ private:
+  static HWY_INLINE __m256i halves_of(Vec x) {
     __m256i halves;
     asm("vcvtneps2bf16 %1, %0" : "=v"(halves) : "v"(x.raw));
-    _mm256_store_si256(reinterpret_cast<__m256i*>(words), halves);
+    return halves;
   }
 };
 
@@ -48,6 +58,14 @@ struct Pairs {
 using Pairs = Floats;
 
 #endif
+
+// Rows of a bf16 tensor as they are: words of neighbouring channels, `ld` words apart.
+HWY_INLINE void copy_words(const ConstRows& rows, std::int64_t count, Tokens token, float* words,
+                           std::int64_t ld) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::memcpy(words + i * ld, rows.row(token(i)), static_cast<std::size_t>(2 * rows.width));
+  }
+}
 
 // words[i, c] = rows 2 i and 2 i + 1 of a bf16 tensor at channel c, a row of zeros behind an odd
 // number of them. The width is whole vectors.

@@ -96,14 +96,15 @@ HWY_INLINE float max_score(const float* row, std::int64_t limit) {
   return reduce_max(m);
 }
 
-// row = 2^(row - shift), zero from `limit` on; returns the sum.
+// row = 2^(row - shift), as words of a product hold it, zero from `limit` on; returns the sum.
+template <class Words = Floats>
 HWY_INLINE float exponentiate(float* HWY_RESTRICT row, std::int64_t limit, std::int64_t width,
                               float shift) {
   const Vec s = hn::Set(kTag, shift);
   Vec sum = hn::Zero(kTag);
   std::int64_t c = 0;
   for (; c < limit; c += kLanes) {
-    const Vec p = exp2(hn::Sub(load_score(row, c, limit), s));
+    const Vec p = Words::rounded(exp2(hn::Sub(load_score(row, c, limit), s)));
     sum = hn::Add(sum, p);
     hn::Store(p, kTag, row + c);
   }
@@ -128,7 +129,9 @@ HWY_INLINE void multiply_visible(const ScoreHead& head, Range rows, std::int64_t
   }
 }
 
-// scores[rows, keys] become 2^score where a row sees the key and 0 elsewhere; sum[row] their sums.
+// scores[rows, keys] become 2^score, as words of a product hold it, where a row sees the key and 0
+// elsewhere; sum[row] their sums.
+template <class Words = Floats>
 HWY_INLINE void exponentiate_rows(const ScoreHead& head, Range rows, std::int64_t n,
                                   float* HWY_RESTRICT sum) {
   const std::int64_t ld = padded(n);
@@ -140,13 +143,13 @@ HWY_INLINE void exponentiate_rows(const ScoreHead& head, Range rows, std::int64_
     Vec total = hn::Zero(kTag);
     std::int64_t c = 0;
     for (; c + kLanes <= limit; c += kLanes) {
-      const Vec p = exp2(hn::Load(kTag, row + c));
+      const Vec p = Words::rounded(exp2(hn::Load(kTag, row + c)));
       total = hn::Add(total, p);
       hn::Store(p, kTag, row + c);
     }
     if (c < limit) {
       const auto inside = hn::FirstN(kTag, static_cast<std::size_t>(limit - c));
-      const Vec p = hn::IfThenElseZero(inside, exp2(hn::Load(kTag, row + c)));
+      const Vec p = hn::IfThenElseZero(inside, Words::rounded(exp2(hn::Load(kTag, row + c))));
       total = hn::Add(total, p);
       hn::Store(p, kTag, row + c);
       c += kLanes;

@@ -14,14 +14,6 @@ HWY_BEFORE_NAMESPACE();
 namespace lln::cpu {
 namespace HWY_NAMESPACE {
 
-// Rows of a bf16 tensor as they are: words of neighbouring channels, `ld` words apart.
-HWY_INLINE void copy_words(const ConstRows& rows, std::int64_t first, std::int64_t count,
-                           float* words, std::int64_t ld) {
-  for (std::int64_t i = 0; i < count; ++i) {
-    std::memcpy(words + i * ld, rows.row(first + i), static_cast<std::size_t>(2 * rows.width));
-  }
-}
-
 // Whether the magnitudes of both halves of all words are at most `limit`; those of NaN are not.
 HWY_INLINE bool halves_within(const float* words, std::int64_t count, float limit) {
   const hn::RebindToUnsigned<Tag> du;
@@ -37,7 +29,7 @@ HWY_INLINE bool halves_within(const float* words, std::int64_t count, float limi
 }
 
 // softmax_rows_fast() for tensors of bf16 without a causal mask, dims in multiples of 16. q and k
-// are exact in words; their products are scaled where they are stored.
+// are words as they are; their products are scaled where they are stored.
 template <class Weight>
 HWY_INLINE bool softmax_rows_pairs(const ScoreHead& head, Range rows, Range keys, Weight&& weight,
                                    Product target, std::int64_t width) {
@@ -49,21 +41,22 @@ HWY_INLINE bool softmax_rows_pairs(const ScoreHead& head, Range rows, Range keys
   load_pairs(head.v, n, keys.begin, t.v, dims.dvp);
   if (!halves_within(t.v, ceil_div(n, 2) * dims.dvp, kLargeValue)) return false;
   for (std::int64_t i = 0; i < n; ++i) t.key[i] = keys.begin + i;
-  copy_words(head.q, rows.begin, count, t.q, dims.dp);
-  copy_words(head.k, keys.begin, n, t.k, dims.dp);
+  copy_words(head.q, count, rows.begin, t.q, dims.dp);
+  copy_words(head.k, n, keys.begin, t.k, dims.dp);
   transpose(t.k, dims.dp, n, dims.dp / 2, t.kt, ld);
+  HWY_ALIGN float scale[kMaxChunk];  // of the scores of each row
+  std::fill(scale, scale + count, head.scale() * kLog2E);
   const auto multiply = [&](std::int64_t first, std::int64_t some) HWY_ATTR {
     gemm<Pairs>(some, ld, dims.d / 2, by_rows(t.q + first * dims.dp, dims.dp), t.kt, ld,
-                {t.scores + first * ld, ld, false, t.row_max + first});
+                {t.scores + first * ld, ld, false, scale});
   };
-  std::fill(t.row_max, t.row_max + count, head.scale() * kLog2E);
   multiply(0, count);
-  exponentiate_rows(head, rows, n, t.row_sum);
+  exponentiate_rows<Pairs>(head, rows, n, t.row_sum);
   for (std::int64_t i = 0; i < count; ++i) {
     if (!row_sums_are_safe(t.row_sum + i, 1)) {  // again, with the maximum taken off
       multiply(i, 1);
       float* const row = t.scores + i * ld;
-      t.row_sum[i] = exponentiate(row, n, ld, max_score(row, n));
+      t.row_sum[i] = exponentiate<Pairs>(row, n, ld, max_score(row, n));
     }
     t.row_sum[i] = weight(rows.begin + i) / t.row_sum[i];
   }

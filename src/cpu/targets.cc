@@ -40,8 +40,8 @@ bool has_pairs() {
 #endif
 }
 
-// Where they have been measured to pay: on Zen 4 they are as fast as multiply-adds, and twice the
-// work. CPUs with half as many units for them gain nothing from that.
+// Where they pay: measured on Zen 4, they are as fast as multiply-adds, and twice the work; later
+// CPUs of AMD are taken to be no worse. CPUs with half as many units for them gain nothing.
 bool pairs_pay() {
 #if HWY_ARCH_X86
   return __builtin_cpu_is("amd") != 0;

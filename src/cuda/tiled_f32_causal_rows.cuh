@@ -37,8 +37,8 @@ __device__ inline void add_keys_up_to_row(float (&z)[4][4], const FloatCausalPar
     for (int i = 0; i < 2; ++i) {
       float small[4] = {}, large[4] = {};
 #pragma unroll
-      for (int part = kCausalParts<T> - 1; part > 0; --part) {
-        mma(small, ones, b[part][2 * i], b[part][2 * i + 1]);
+      for (int p = kCausalParts<T> - 1; p > 0; --p) {
+        mma(small, ones, b[p][2 * i], b[p][2 * i + 1]);
       }
       mma(large, ones, b[0][2 * i], b[0][2 * i + 1]);
 #pragma unroll

@@ -29,13 +29,27 @@ RESULT_KEYS = [
 
 
 class Report(Scratch):
+    def test_a_kernel_can_be_forced(self):
+        for problem in (LLN, "train:bf16:cpu:b1h2n64d16:lln+diag16"):
+            report = json.loads(
+                lln("bench", problem, *FAST, "--kernel", "cpu-scalar", "--json").stdout
+            )
+            self.assertEqual([r["kernel"] for r in report["results"]], ["cpu-scalar"])
+        matched = lln("bench", LLN, *FAST, "--matched", "--kernel", "cpu-scalar", "--json")
+        self.assertEqual(json.loads(matched.stdout)["results"][0]["kernel"], "cpu-scalar")
+        unknown = lln("bench", LLN, *FAST, "--kernel", "cpu-avx1024", expect=3)
+        self.assertIn("unknown kernel 'cpu-avx1024'", unknown.stderr)
+        refused = lln("bench", LLN, *FAST, "--kernel", "cuda-plain", expect=4)
+        self.assertIn("cuda-plain", refused.stderr)
+
     def test_json_has_the_documented_form(self):
         report = json.loads(
             lln("bench", "forward:f32:cpu:h2n64d16:lln", TRAIN, *FAST, "--json").stdout
         )
         self.assertEqual(list(report), ["machine", "results"])
         self.assertEqual(
-            list(report["machine"]), ["cpu", "target", "threads", "fma_peak_gflops", "copy_gbs"]
+            list(report["machine"]),
+            ["cpu", "target", "threads", "fma_peak_gflops", "bf16_peak_gflops", "copy_gbs"],
         )
         self.assertEqual(report["machine"]["threads"], 1)
         self.assertEqual(
