@@ -111,7 +111,7 @@ HWY_INLINE void weigh_key_group(const Exponents& u, std::int64_t count, Tokens t
         e[r] = Words::rounded(exp2(hn::MulSub(x, scale, shift[j])));
         total[j] = hn::Add(total[j], e[r]);
       }
-      hn::Store(Words::join(e), kTag, weights + c + j * kLanes);
+      hn::Store(Words::join_rounded(e), kTag, weights + c + j * kLanes);
     }
   }
   HWY_UNROLL(4)

@@ -99,7 +99,7 @@ struct Floats {
   // The numbers that words of x hold.
   static HWY_INLINE Vec rounded(Vec x) { return x; }
   // Numbers that are summed over one after the other as words.
-  static HWY_INLINE Vec join(const Vec (&x)[1]) { return x[0]; }
+  static HWY_INLINE Vec join_rounded(const Vec (&x)[1]) { return x[0]; }
   // Neighbouring numbers as words.
   static HWY_INLINE void store(Vec x, float* words) { hn::Store(x, kTag, words); }
 };

@@ -31,7 +31,12 @@ struct Pairs {
     const __m512i wide = _mm512_cvtepu16_epi32(halves_of(x));
     return Vec{_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
   }
-  // Words (low, high) of the numbers of two vectors.
+  // Words (low, high) of the numbers of two vectors, which are rounded().
+  static HWY_INLINE Vec join_rounded(const Vec (&x)[2]) {
+    const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(x[0].raw), 16);
+    return Vec{_mm512_castsi512_ps(_mm512_or_si512(low, _mm512_castps_si512(x[1].raw)))};
+  }
+  // The same of any numbers.
   static HWY_INLINE Vec join(const Vec (&x)[2]) {
     __m512i halves;  // all of x[0], then all of x[1]
     asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(halves) : "v"(x[1].raw), "v"(x[0].raw));
