@@ -59,6 +59,58 @@ __global__ void read_copy(const int* from, bool waits) {
       reinterpret_cast<const volatile int*>(memory)[4 * ((threadIdx.x + 32) % kThreads)];
   copy_wait<0>();
 }
+// Matrices that the lanes of another warp wrote.
+__global__ void read_matrices(bool waits) {
+  LLN_DYNAMIC_SHARED(memory);
+  *reinterpret_cast<uint4*>(memory + 16 * threadIdx.x) = {1, 1, 1, 1};
+  wait_for(waits ? Wait::block : Wait::warp);
+  std::uint32_t x[4];
+  load_matrices(x, shared_address(memory) + 16 * ((threadIdx.x + 32) % kThreads));
+}
+// A tile that the copy engine brings and takes away: read before it has come, written before it has
+// been read.
+__global__ void pass_box(CUtensorMap from, CUtensorMap to, bool waits, bool waits_again) {
+  LLN_DYNAMIC_SHARED(tile);
+  __shared__ sm90::Barrier barrier;
+  if (threadIdx.x == 0) {
+    sm90::barrier_init(barrier, 1);
+    sm90::barriers_ready();
+  }
+  __syncthreads();
+  const int block = static_cast<int>(blockIdx.x);
+  if (threadIdx.x == 0) {
+    sm90::arrive_expecting(barrier, 64 * 128);
+    sm90::load_box(tile, from, 0, 0, 0, block, barrier);
+  }
+  if (waits) sm90::wait(barrier, 0);
+  auto* const numbers = reinterpret_cast<volatile int*>(tile);
+  [[maybe_unused]] const int found = numbers[threadIdx.x];
+  sm90::wait(barrier, 0);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    sm90::store_box(to, tile, 0, 0, 0, block);
+    sm90::stores_commit();
+    if (waits_again) sm90::stores_wait_read<0>();
+  }
+  __syncthreads();
+  numbers[threadIdx.x] = 1;
+  if (threadIdx.x == 0) sm90::stores_wait_read<0>();
+}
+// Products of a tile that is written over, after they have ended or before.
+__global__ void write_operands(bool waits) {
+  LLN_DYNAMIC_SHARED(tile);
+  for (unsigned i = threadIdx.x; i < 64 * 64; i += kThreads) {
+    reinterpret_cast<Bf16*>(tile)[i] = __float2bfloat16(1);
+  }
+  sm90::show_products();
+  __syncthreads();
+  float sums[8][4] = {};
+  sm90::multiply<1>(sums, sm90::ByRows<64>(tile, 0), sm90::ByColumns<64>(tile, 0), true);
+  sm90::commit_products();
+  if (waits) sm90::wait_products<0>();
+  reinterpret_cast<volatile int*>(tile)[threadIdx.x] = 1;
+  sm90::wait_products<0>();
+}
 // Products of what threads wrote, with and without the fence.
 __global__ void multiply_written(bool shows) {
   LLN_DYNAMIC_SHARED(tile);
@@ -76,6 +128,11 @@ __global__ void multiply_written(bool shows) {
 __global__ void write_device(int* to, bool apart) {
   if (threadIdx.x == 0) to[apart ? blockIdx.x : 0] = 1;
 }
+// Lets the next kernel start.
+__global__ void go_ahead(bool waits) {
+  if (waits) wait_for_previous();
+  let_next_start();
+}
 // Reads what the kernel before wrote.
 __global__ void read_device(const int* from, bool waits) {
   if (waits) wait_for_previous();
@@ -84,7 +141,7 @@ __global__ void read_device(const int* from, bool waits) {
 
 struct Numbers {
   int* data = nullptr;
-  Numbers() { EXPECT_EQ(cudaMalloc(&data, 64), cudaSuccess); }
+  explicit Numbers(std::size_t bytes = 64) { EXPECT_EQ(cudaMalloc(&data, bytes), cudaSuccess); }
   Numbers(const Numbers&) = delete;
   Numbers& operator=(const Numbers&) = delete;
   ~Numbers() { cudaFree(data); }
@@ -110,6 +167,34 @@ TEST(RacesDeathTest, OfWhatThreadsBegin) {
   EXPECT_DEATH(start(multiply_written, false, false), "a product of warp .* reads .* has written");
 }
 
+// [2, 1, 64, 64] of bf16.
+CUtensorMap box_map(void* data) {
+  const cuuint64_t sizes[4] = {64, 64, 1, 2}, strides[3] = {128, 64 * 128, 64 * 128};
+  const cuuint32_t box[4] = {64, 64, 1, 1}, steps[4] = {1, 1, 1, 1};
+  CUtensorMap map;
+  EXPECT_EQ(
+      cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, data, sizes, strides, box,
+                             steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+      CUDA_SUCCESS);
+  return map;
+}
+
+// The schedule says which side is found at it.
+TEST(RacesDeathTest, OfEngines) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const Numbers from(2 * 64 * 128), to(2 * 64 * 128);
+  const CUtensorMap source = box_map(from.data), target = box_map(to.data);
+  start(pass_box, false, source, target, true, true);
+  EXPECT_DEATH(start(pass_box, false, source, target, false, true),
+               "race: .*a box that was loaded");
+  EXPECT_DEATH(start(pass_box, false, source, target, true, false), "race: .*a box sent by warp 0");
+  start(write_operands, false, true);
+  EXPECT_DEATH(start(write_operands, false, false), "race: .*a product of warp");
+  start(read_matrices, false, true);
+  EXPECT_DEATH(start(read_matrices, false, false), "race: .* of shared memory that");
+}
+
 TEST(RacesDeathTest, OfBlocksAndKernels) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const Numbers numbers;
@@ -120,6 +205,8 @@ TEST(RacesDeathTest, OfBlocksAndKernels) {
   start(read_device, true, numbers.data, true);
   start(write_device, false, numbers.data, true);
   EXPECT_DEATH(start(read_device, true, numbers.data, false), "which may be under way");
+  start(go_ahead, true, true);
+  EXPECT_DEATH(start(go_ahead, true, false), "has not waited for the one before");
 }
 
 }  // namespace
