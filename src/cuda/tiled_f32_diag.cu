@@ -16,11 +16,6 @@ namespace {
 
 constexpr int kLargest = 128;
 
-// A block that is longer than the sequence is the sequence.
-std::int64_t block_of(const Problem& p) {
-  return p.tokens_k <= kDiagTile ? std::min<std::int64_t>(p.diag_block, kDiagTile) : p.diag_block;
-}
-
 std::string refusal(const Problem& p) {
   if (!p.has_diag()) return "takes kinds diag and lln+diag alone";
   if (p.dtype != DType::f32) return "takes f32 alone";
@@ -57,8 +52,7 @@ void launch_diag(Op op, const TiledWork& work) {
 void run(const Call& call) {
   const Problem& p = call.problem;
   if (!tiled_takes(call)) return plain_kernel(p.op).run(call);
-  TiledWork work = prepare_tiled(call);
-  work.tiled.call.diag_block = block_of(p);
+  const TiledWork work = prepare_tiled(call);
   if (p.has_lln()) launch_float_lln(p.op, work);
   launch_float_diag(p.op, work);
 }
@@ -66,7 +60,8 @@ void run(const Call& call) {
 }  // namespace
 
 std::string float_diag_refusal(const Problem& p) {
-  if (block_of(p) > kDiagTile) return "takes blocks up to " + std::to_string(kDiagTile);
+  // Also where all sequences are shorter: others beside them must not change the kernel.
+  if (p.diag_block > kDiagTile) return "takes blocks up to " + std::to_string(kDiagTile);
   // The widest gradients take more shared memory than some devices have.
   const bool narrow =
       p.op == Op::backward && lacks_shared_memory(p, FloatDiagBackwardShape<kLargest>::kShared);
@@ -84,7 +79,6 @@ TiledWork prepare_float_diag(const Call& call) {
   DeviceCall& device = work.tiled.call;
   device.kind = call.problem.kind;
   device.diag_weight = make_device_call(call).diag_weight;
-  device.diag_block = block_of(call.problem);
   return work;
 }
 

@@ -177,33 +177,46 @@ TEST_F(CudaInvariance, FloatHeads) {
   }
 }
 
-TEST_P(CudaForms, PackedEqualsSeparateCalls) {
-  const std::vector<std::int64_t> lengths = {700, 0, 1, 129, 1500, 0};
-  for_each_form("b1h4k2n2330d32v64", [&](Case packed) {
-    packed.parameters = ParameterForm::one;
-    packed.parameter_gradients = false;
-    packed.lengths = lengths;
-    packed.problem.packed = true;
-    packed.problem.sequences = static_cast<std::int64_t>(lengths.size());
-    const Inputs in = conformance::make_inputs(packed, packed.problem.dtype);
-    const TensorSet together = run_on_device(packed, in);
-    std::int64_t begin = 0;
-    for (const std::int64_t length : lengths) {
-      Case alone = packed;
-      alone.lengths.clear();
-      alone.problem.packed = false;
-      alone.problem.sequences = 1;
-      alone.problem.tokens = alone.problem.tokens_k = length;
-      Inputs own = conformance::make_inputs(alone, alone.problem.dtype);
-      take_sequence(in, 0, begin, length, own);
-      const TensorSet separate = run_on_device(alone, own);
-      for (const TensorSet::Entry& entry : separate.entries()) {
-        expect_rows(together.at(entry.name), 0, begin, entry.tensor,
-                    entry.name + " of " + to_string(packed) + " against " + to_string(alone));
-      }
-      begin += length;
+void expect_packed_as_separate(Case packed, const std::vector<std::int64_t>& lengths) {
+  packed.parameters = ParameterForm::one;
+  packed.parameter_gradients = false;
+  packed.lengths = lengths;
+  packed.problem.packed = true;
+  packed.problem.sequences = static_cast<std::int64_t>(lengths.size());
+  const Inputs in = conformance::make_inputs(packed, packed.problem.dtype);
+  const TensorSet together = run_on_device(packed, in);
+  std::int64_t begin = 0;
+  for (const std::int64_t length : lengths) {
+    Case alone = packed;
+    alone.lengths.clear();
+    alone.problem.packed = false;
+    alone.problem.sequences = 1;
+    alone.problem.tokens = alone.problem.tokens_k = length;
+    Inputs own = conformance::make_inputs(alone, alone.problem.dtype);
+    take_sequence(in, 0, begin, length, own);
+    const TensorSet separate = run_on_device(alone, own);
+    for (const TensorSet::Entry& entry : separate.entries()) {
+      expect_rows(together.at(entry.name), 0, begin, entry.tensor,
+                  entry.name + " of " + to_string(packed) + " against " + to_string(alone));
     }
+    begin += length;
+  }
+}
+
+TEST_P(CudaForms, PackedEqualsSeparateCalls) {
+  for_each_form("b1h4k2n2330d32v64", [](const Case& packed) {
+    expect_packed_as_separate(packed, {700, 0, 1, 129, 1500, 0});
   });
+}
+
+// A block that is longer than a sequence, which fits into a tile, and others that do not.
+TEST_F(CudaInvariance, BlocksLongerThanATile) {
+  for (const std::string op : {"forward", "backward"}) {
+    for (const std::string type : {"bf16", "f32"}) {
+      const std::string problem = op + ":" + type + ":cpu:b1h2n190d64:lln+diag100";
+      expect_packed_as_separate(make_case(problem), {50, 64, 76});
+    }
+  }
 }
 
 // Given and poisoned, given and zero, or taken inside the call.

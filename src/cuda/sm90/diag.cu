@@ -23,18 +23,14 @@ namespace {
 constexpr int kTileLog2 = 6;
 static_assert(1 << kTileLog2 == kTileRows);
 
-// A block that is longer than the sequence is the sequence.
-std::int64_t block_of(const Problem& p) {
-  return p.diag_block > kTileRows && p.tokens_k <= kTileRows ? kTileRows : p.diag_block;
-}
-
 std::string refusal(const Problem& p) {
   if (p.kind != Kind::lln_diag) return "takes kind lln+diag alone";
   if (p.dtype != DType::bf16) return "takes bf16 alone";
   if (tiled_width(p) != 64 && tiled_width(p) != 128) {
     return "takes the larger of dim and dim_v from 33 to 128";
   }
-  if (kTileRows % block_of(p) != 0) {
+  // Also where all sequences are shorter: others beside them must not change the kernel.
+  if (kTileRows % p.diag_block != 0) {
     return "takes blocks that divide " + std::to_string(kTileRows);
   }
   if (p.tokens > std::numeric_limits<int>::max() - kTileRows) {
@@ -86,8 +82,7 @@ void run(const Call& call) {
   if (!takes(call, device) || !make_tensor_maps(maps, device, p.batch, p.op)) {
     return tiled.run(call);
   }
-  TiledWork work = prepare_tiled(call, kTileLog2);
-  work.tiled.call.diag_block = block_of(p);
+  const TiledWork work = prepare_tiled(call, kTileLog2);
   const TiledPlan& plan = work.plan;
   const int blocks = multiprocessors(p.device.index);
   if (!plan.state_given) launch_state(work.tiled, plan, maps, blocks);
