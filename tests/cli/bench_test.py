@@ -75,7 +75,7 @@ class Report(Scratch):
 
     def test_text_has_a_line_per_problem(self):
         done = lln("bench", LLN, TRAIN, *FAST)
-        self.assertRegex(done.stdout, r"GFLOP/s multiply-add, [\d.]+ GB/s copy\n")
+        self.assertRegex(done.stdout, r"GFLOP/s multiply-add, .*[\d.]+ GB/s copy\n")
         for problem in (LLN, TRAIN):
             self.assertRegex(done.stdout, rf"(?m)^{problem.replace('+', '[+]')} +[\d.e-]+ ")
         self.assertEqual(done.stderr, "")
