@@ -17,7 +17,7 @@ using conformance::Verdict;
 class CudaConformance : public OnDevice {};
 
 // The table in slices, so that some of it can be asked for.
-constexpr std::size_t kSlices = 16;
+constexpr std::size_t kSlices = 32;
 class CudaCases : public OnDevice, public testing::WithParamInterface<std::size_t> {};
 
 TEST_P(CudaCases, OnEveryKernel) {
