@@ -7,30 +7,13 @@
 #include <map>
 
 #include "data_files.h"
-#include "lln_torch/config/settings.h"
-#include "lln_torch/data/batch.h"
+#include "small_sources.h"
 
 namespace lln_torch {
 namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-std::unique_ptr<Source> source(const std::string& toml, const std::string& folder) {
-  const Settings settings = Settings::from_toml(toml, "test.toml");
-  std::unique_ptr<Source> result = make_source(settings, folder);
-  settings.finish();
-  return result;
-}
-
-std::string row_text(const TextRows& rows, std::int64_t row) {
-  std::string text;
-  for (std::int64_t i = row * rows.tokens; i < (row + 1) * rows.tokens; ++i) {
-    const std::int32_t id = rows.ids[static_cast<std::size_t>(i)];
-    if (id >= 5) text += static_cast<char>(id - 5);
-  }
-  return text;
-}
 
 const char* const kReviews =
     "label\trating\tid\ttext\n0\t1\t0\tAwful <br />\"really\"\n1\t9\t1\tCaf\xC3\xA9 fun\n";
@@ -39,15 +22,15 @@ TEST(Imdb, ReadsTheTable) {
   const TemporaryFolder folder;
   folder.write("imdb.train.tsv", kReviews);
   write_compressed(folder.path("imdb.test.tsv.xz"), {{"", kReviews}});
-  const auto imdb = source("task = 'imdb'\ntokens = 20", folder.path());
+  const auto imdb = source_of("task = 'imdb'\ntokens = 20", folder.path());
   const Batch batch = imdb->validation_batch(0, 2);
   EXPECT_EQ(row_text(batch.text, 0), "Awful <br />\"really\"");
   EXPECT_EQ(row_text(batch.text, 1), "Caf\xC3\xA9 fun");
   EXPECT_THAT(batch.labels, ElementsAre(0, 1));
   EXPECT_EQ(imdb->task().vocabulary, 261);
   EXPECT_DOUBLE_EQ(imdb->task().chance, 0.5);
-  const auto cut = source("task = 'imdb'\ntokens = 16\nstart_token = true", folder.path());
-  EXPECT_EQ(row_text(cut->validation_batch(0, 1).text, 0), "Awful <br />\"re");
+  const auto cut = source_of("task = 'imdb'\ntokens = 16\nstart_token = true", folder.path());
+  EXPECT_EQ(row_text(cut->validation_batch(0, 1).text, 0), "<Awful <br />\"re");
   EXPECT_EQ(cut->validation_batch(0, 1).text.ids[0], 2);
 }
 
@@ -62,7 +45,7 @@ TEST(Imdb, ReadsTheOfficialFolderAndArchive) {
   for (const auto& [name, content] : files) folder.write(name, content);
   write_compressed(packed.path("aclImdb.tar.xz"), files);
   for (const TemporaryFolder* from : {&folder, &packed}) {
-    const auto imdb = source("task = 'imdb'", from->path());
+    const auto imdb = source_of("task = 'imdb'", from->path());
     EXPECT_EQ(imdb->steps_per_epoch(1), 2);
     std::map<std::string, std::int32_t> found;
     const Batch batch = imdb->validation_batch(0, 2);
@@ -78,7 +61,7 @@ TEST(Imdb, ReportsCorruptRecords) {
   folder.write("imdb.test.tsv", kReviews);
   const auto fault = [&](const std::string& train) {
     folder.write("imdb.train.tsv", train);
-    return error_of([&] { source("task = 'imdb'", folder.path()); });
+    return error_of([&] { source_of("task = 'imdb'", folder.path()); });
   };
   EXPECT_THAT(fault("label\ttext\n"), HasSubstr("imdb.train.tsv:1: expected the header"));
   EXPECT_THAT(fault("label\trating\tid\ttext\n0\t1\t0\n"),
@@ -86,7 +69,7 @@ TEST(Imdb, ReportsCorruptRecords) {
   EXPECT_THAT(fault("label\trating\tid\ttext\n7\t1\t0\tx\n"),
               HasSubstr("imdb.train.tsv:2: expected the label 0 or 1, found '7'"));
   const TemporaryFolder empty;
-  EXPECT_THAT(error_of([&] { source("task = 'imdb'", empty.path()); }),
+  EXPECT_THAT(error_of([&] { source_of("task = 'imdb'", empty.path()); }),
               HasSubstr("expected imdb.train.tsv.xz"));
 }
 
@@ -107,7 +90,7 @@ std::string article_text(int articles) {
 
 std::unique_ptr<Source> pairs(const TemporaryFolder& folder, const std::string& more = "") {
   folder.write("wiki.txt", article_text(100));
-  return source("task = 'wiki-pairs'\nfiles = 'wiki.txt'\ntokens = 16\nheld_out = 0.2\n" + more,
+  return source_of("task = 'wiki-pairs'\nfiles = 'wiki.txt'\ntokens = 16\nheld_out = 0.2\n" + more,
                 folder.path());
 }
 
@@ -166,10 +149,10 @@ TEST(WikiPairs, NeedLongArticles) {
   const TemporaryFolder folder;
   folder.write("wiki.txt", article_text(100));
   EXPECT_THAT(error_of([&] {
-                source("task = 'wiki-pairs'\nfiles = ['wiki.txt']\ntokens = 4000", folder.path());
+                source_of("task = 'wiki-pairs'\nfiles = ['wiki.txt']\ntokens = 4000", folder.path());
               }),
               HasSubstr("expected at least 2 articles of 8000 bytes for training, found 0"));
-  EXPECT_THAT(error_of([&] { source("task = 'wiki-pairs'", folder.path()); }),
+  EXPECT_THAT(error_of([&] { source_of("task = 'wiki-pairs'", folder.path()); }),
               HasSubstr("enwiki2015.train.*: no such files"));
 }
 

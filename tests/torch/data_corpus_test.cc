@@ -9,10 +9,9 @@
 #include <set>
 
 #include "data_files.h"
-#include "lln_torch/config/settings.h"
-#include "lln_torch/data/batch.h"
 #include "lln_torch/data/random.h"
 #include "lln_torch/data/tokenize_corpus.h"
+#include "small_sources.h"
 
 namespace lln_torch {
 namespace {
@@ -43,13 +42,6 @@ TokenizeResult tokenize(const TemporaryFolder& folder, TokenizeRequest request, 
   if (request.tokenizer.empty()) request.training.vocabulary = 120;
   lln::ThreadPool pool(threads);
   return tokenize_corpus(request, pool, {});
-}
-
-std::unique_ptr<Source> source(const std::string& toml, const std::string& folder) {
-  const Settings settings = Settings::from_toml(toml, "test.toml");
-  std::unique_ptr<Source> result = make_source(settings, folder);
-  settings.finish();
-  return result;
 }
 
 bool same_batch(const Batch& a, const Batch& b) {
@@ -247,9 +239,9 @@ TEST(Tokenize, CorpusNoticesAnotherTokenizerOrShard) {
 TEST(MaskedTokens, AreAFunctionOfSeedStepAndRow) {
   const TemporaryFolder folder;
   tokenize(folder, {});
-  const auto a = source("task = 'mlm'\ntokens = 32\nseed = 3", folder.path("tokens"));
-  const auto b = source("task = 'mlm'\ntokens = 32\nseed = 3", folder.path("tokens"));
-  const auto other = source("task = 'mlm'\ntokens = 32\nseed = 4", folder.path("tokens"));
+  const auto a = source_of("task = 'mlm'\ntokens = 32\nseed = 3", folder.path("tokens"));
+  const auto b = source_of("task = 'mlm'\ntokens = 32\nseed = 3", folder.path("tokens"));
+  const auto other = source_of("task = 'mlm'\ntokens = 32\nseed = 4", folder.path("tokens"));
   for (int step = 0; step < 5; ++step) b->train_batch(step, 8, 0, 8);
   const Batch batch = a->train_batch(7, 8, 0, 8);
   EXPECT_TRUE(same_batch(batch, b->train_batch(7, 8, 0, 8)));
@@ -271,7 +263,7 @@ TEST(MaskedTokens, AreAFunctionOfSeedStepAndRow) {
 TEST(MaskedTokens, AreFifteenPercentInThreeWays) {
   const TemporaryFolder folder;
   tokenize(folder, {});
-  const auto mlm = source("task = 'mlm'\ntokens = 128", folder.path("tokens"));
+  const auto mlm = source_of("task = 'mlm'\ntokens = 128", folder.path("tokens"));
   const std::int64_t vocabulary = mlm->task().vocabulary;
   double text = 0, predicted = 0, hidden = 0, kept = 0, replaced = 0;
   for (int step = 0; step < 40; ++step) {
@@ -304,7 +296,7 @@ TEST(MaskedTokens, CropsStayInDocumentsOnRequest) {
   const TemporaryFolder folder;
   tokenize(folder, {.tokenizer = "bytes"});
   const auto mlm =
-      source("task = 'mlm'\ntokens = 1000\nacross_documents = false\nmask_share = 0.01",
+      source_of("task = 'mlm'\ntokens = 1000\nacross_documents = false\nmask_share = 0.01",
              folder.path("tokens"));
   const Batch batch = mlm->train_batch(0, 16, 0, 16);
   ASSERT_EQ(batch.text.mask.size(), 16000u);
@@ -327,7 +319,7 @@ TEST(MaskedTokens, CropsStayInDocumentsOnRequest) {
 TEST(NextToken, LabelsAreTheTokensThatFollow) {
   const TemporaryFolder folder;
   tokenize(folder, {});
-  const auto lm = source("task = 'lm'\ntokens = 16\nvalidation_rows = 5", folder.path("tokens"));
+  const auto lm = source_of("task = 'lm'\ntokens = 16\nvalidation_rows = 5", folder.path("tokens"));
   const TokenCorpus corpus(folder.path("tokens"));
   std::vector<std::int32_t> all(16 * 5 + 1);
   corpus.validation.copy(0, all);
@@ -346,7 +338,7 @@ TEST(NextToken, LabelsAreTheTokensThatFollow) {
 TEST(NextToken, CropsAreEven) {
   const TemporaryFolder folder;
   tokenize(folder, {.tokenizer = "bytes"});
-  const auto lm = source("task = 'lm'\ntokens = 8", folder.path("tokens"));
+  const auto lm = source_of("task = 'lm'\ntokens = 8", folder.path("tokens"));
   const TokenCorpus corpus(folder.path("tokens"));
   const std::vector<std::int64_t> counts = corpus.train.counts(261);
   std::vector<double> seen(261);
@@ -370,7 +362,7 @@ TEST(Unigram, LossByHand) {
               -(2 * std::log(0.5) + 2 * std::log(0.25)) / 4, 1e-12);
   const TemporaryFolder folder;
   tokenize(folder, {});
-  const auto mlm = source("task = 'mlm'\ntokens = 32", folder.path("tokens"));
+  const auto mlm = source_of("task = 'mlm'\ntokens = 32", folder.path("tokens"));
   EXPECT_GT(mlm->task().chance, 2);
   EXPECT_LT(mlm->task().chance, std::log(120.0));
   EXPECT_EQ(mlm->task().kind, TaskKind::masked_tokens);
@@ -379,9 +371,9 @@ TEST(Unigram, LossByHand) {
 TEST(TokenSources, RefuseTooLittleText) {
   const TemporaryFolder folder;
   tokenize(folder, {.tokenizer = "bytes"});
-  EXPECT_THAT(error_of([&] { source("task = 'lm'\ntokens = 1000000", folder.path("tokens")); }),
+  EXPECT_THAT(error_of([&] { source_of("task = 'lm'\ntokens = 1000000", folder.path("tokens")); }),
               HasSubstr("expected at least 1000001 tokens"));
-  EXPECT_THAT(error_of([&] { source("task = 'mlm'\nmask_shar = 0.2", folder.path("tokens")); }),
+  EXPECT_THAT(error_of([&] { source_of("task = 'mlm'\nmask_shar = 0.2", folder.path("tokens")); }),
               HasSubstr("did you mean mask_share?"));
 }
 

@@ -9,8 +9,7 @@
 #include <set>
 
 #include "data_files.h"
-#include "lln_torch/config/settings.h"
-#include "lln_torch/data/batch.h"
+#include "small_sources.h"
 
 namespace lln_torch {
 namespace {
@@ -18,23 +17,8 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-std::unique_ptr<Source> source(const std::string& toml, const std::string& folder) {
-  const Settings settings = Settings::from_toml("tokenizer = 'bytes'\n" + toml, "test.toml");
-  std::unique_ptr<Source> result = make_source(settings, folder);
-  settings.finish();
-  return result;
-}
-
-// The text of a row of bytes; special tokens as marks.
-std::string row_text(const TextRows& rows, std::int64_t row) {
-  std::string text;
-  for (std::int64_t i = row * rows.tokens; i < (row + 1) * rows.tokens; ++i) {
-    const std::int32_t id = rows.ids[static_cast<std::size_t>(i)];
-    if (id == 2) text += '<';
-    if (id == 3) text += '>';
-    if (id >= 5) text += static_cast<char>(id - 5);
-  }
-  return text;
+std::unique_ptr<Source> glue_source(const std::string& toml, const std::string& folder) {
+  return source_of("tokenizer = 'bytes'\n" + toml, folder);
 }
 
 const char* const kSst2 = "sentence\tlabel\nit 's \"charming \t1\nbleak\t0\nso bad\t0\n";
@@ -99,7 +83,7 @@ TEST(Glue, ReadsEveryLayout) {
         folder.write(std::string("glue_data/") + layout.train_file, layout.train);
         folder.write(std::string("glue_data/") + layout.validation_file, layout.validation);
       }
-      const auto glue = source(std::string("task = '") + layout.task + "'", folder.path());
+      const auto glue = glue_source(std::string("task = '") + layout.task + "'", folder.path());
       EXPECT_EQ(glue->task().name.substr(0, glue->task().name.find(' ')), layout.task);
       const Batch batch = glue->validation_batch(0, 1);
       EXPECT_EQ(row_text(batch.text, 0), layout.row) << layout.validation_file;
@@ -117,11 +101,11 @@ TEST(Glue, CallsASubsetASubset) {
   const TemporaryFolder folder;
   folder.write("MNLI/train_subset.tsv", "premise\thypothesis\tlabel\na\tb\tneutral\n");
   folder.write("MNLI/dev_matched.tsv", "premise\thypothesis\tlabel\na\tb\tneutral\n");
-  EXPECT_EQ(source("task = 'mnli'", folder.path())->task().name, "mnli (subset)");
+  EXPECT_EQ(glue_source("task = 'mnli'", folder.path())->task().name, "mnli (subset)");
   folder.write("QNLI/train_reconstructed.tsv",
                "index\tquestion\tsentence\tlabel\n0\ta\tb\tentailment\n");
   folder.write("QNLI/dev.tsv", "index\tquestion\tsentence\tlabel\n0\ta\tb\tentailment\n");
-  EXPECT_EQ(source("task = 'qnli'", folder.path())->task().name, "qnli (reconstructed)");
+  EXPECT_EQ(glue_source("task = 'qnli'", folder.path())->task().name, "qnli (reconstructed)");
 }
 
 TEST(Glue, NeverValidatesMrpcOnItsTraining) {
@@ -132,7 +116,7 @@ TEST(Glue, NeverValidatesMrpcOnItsTraining) {
         std::string("Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t7\t8\t") + text + "\tx\n");
   };
   const auto found = [&](const std::string& more = "") {
-    const auto mrpc = source("task = 'mrpc'\n" + more, folder.path());
+    const auto mrpc = glue_source("task = 'mrpc'\n" + more, folder.path());
     return mrpc->task().name + " " + row_text(mrpc->train_batch(0, 1, 0, 1).text, 0) + " " +
            row_text(mrpc->validation_batch(0, 1).text, 0);
   };
@@ -159,7 +143,7 @@ TEST(Glue, ReportsCorruptRecords) {
   folder.write("SST-2/dev.tsv", kSst2);
   const auto fault = [&](const std::string& train) {
     folder.write("SST-2/train.tsv", train);
-    return error_of([&] { source("task = 'sst2'", folder.path()); });
+    return error_of([&] { glue_source("task = 'sst2'", folder.path()); });
   };
   EXPECT_THAT(fault("sentence\tlabel\na\t1\nb\n"),
               HasSubstr("SST-2/train.tsv:3: expected 2 columns, found 1"));
@@ -173,25 +157,25 @@ TEST(Glue, ReportsCorruptRecords) {
       HasSubstr("train.tsv:1: expected a header with the column sentence, found text, label"));
   EXPECT_THAT(fault("sentence\tlabel\n"), HasSubstr("train.tsv: has no examples"));
   fault("sentence\tlabel\nbroken\na\t1\n");
-  const auto skipped = source("task = 'sst2'\nskip_corrupt = true", folder.path());
+  const auto skipped = glue_source("task = 'sst2'\nskip_corrupt = true", folder.path());
   EXPECT_EQ(skipped->steps_per_epoch(1), 1);
   EXPECT_THAT(skipped->task().notes,
               ElementsAre(HasSubstr("SST-2/train.tsv: 1 corrupt records of 2 left out")));
   folder.write("STS-B/sts-train.csv", "g\tf\ty\t1\t5.5\ta\tb\n");
   folder.write("STS-B/sts-dev.csv", "g\tf\ty\t1\t5\ta\tb\n");
-  EXPECT_THAT(error_of([&] { source("task = 'stsb'", folder.path()); }),
+  EXPECT_THAT(error_of([&] { glue_source("task = 'stsb'", folder.path()); }),
               HasSubstr("sts-train.csv:1: expected a score of 0 to 5, found '5.5'"));
 }
 
 TEST(Glue, SaysWhatIsMissing) {
   const TemporaryFolder folder;
-  EXPECT_THAT(error_of([&] { source("task = 'sst2'", folder.path()); }),
+  EXPECT_THAT(error_of([&] { glue_source("task = 'sst2'", folder.path()); }),
               HasSubstr("expected SST-2/train.tsv there"));
   folder.write("SST-2/train.tsv", kSst2);
   folder.write("SST-2/dev.tsv", kSst2);
-  EXPECT_THAT(error_of([&] { source("task = 'sst2'\nvalidation_split = 'test'", folder.path()); }),
+  EXPECT_THAT(error_of([&] { glue_source("task = 'sst2'\nvalidation_split = 'test'", folder.path()); }),
               HasSubstr("validation_split: expected validation"));
-  EXPECT_THAT(error_of([&] { source("task = 'sst3'", folder.path()); }),
+  EXPECT_THAT(error_of([&] { glue_source("task = 'sst3'", folder.path()); }),
               HasSubstr("did you mean sst2?"));
 }
 
@@ -202,7 +186,7 @@ TEST(Glue, PadsMasksAndMarksSegments) {
       "1\tlonger text\tx\tnot_entailment\n2\tq\tr\tentailment\n";
   folder.write("RTE/train.tsv", table);
   folder.write("RTE/dev.tsv", table);
-  const auto rte = source("task = 'rte'", folder.path());
+  const auto rte = glue_source("task = 'rte'", folder.path());
   const Batch batch = rte->validation_batch(0, 2);
   ASSERT_EQ(batch.text.tokens, 16);  // 15 tokens, in units of 8
   EXPECT_EQ(row_text(batch.text, 0), "<abc>de>");
@@ -214,9 +198,9 @@ TEST(Glue, PadsMasksAndMarksSegments) {
   EXPECT_EQ(mask, "1111111100000000");
   EXPECT_EQ(segments, "0000011100000000");
   EXPECT_DOUBLE_EQ(rte->task().chance, 2.0 / 3);
-  const auto fixed = source("task = 'rte'\ntokens = 40\nfixed_length = true", folder.path());
+  const auto fixed = glue_source("task = 'rte'\ntokens = 40\nfixed_length = true", folder.path());
   EXPECT_EQ(fixed->validation_batch(2, 1).text.tokens, 40);
-  const auto narrow = source("task = 'rte'\ntokens = 9", folder.path());
+  const auto narrow = glue_source("task = 'rte'\ntokens = 9", folder.path());
   const Batch cut = narrow->validation_batch(1, 1);
   EXPECT_EQ(row_text(cut.text, 0), "<longe>x>");
   EXPECT_EQ(cut.text.tokens, 9);
@@ -228,7 +212,7 @@ TEST(Glue, PairsMayBeRowsOfTheirOwn) {
   const char* scored = "g\tf\ty\t1\t2.5\tabc\tde\ng\tf\ty\t1\t5\tx\ta longer text\n";
   folder.write("STS-B/sts-train.csv", scored);
   folder.write("STS-B/sts-dev.csv", scored);
-  const auto stsb = source("task = 'stsb'\napart = true", folder.path());
+  const auto stsb = glue_source("task = 'stsb'\napart = true", folder.path());
   EXPECT_EQ(stsb->task().kind, TaskKind::embedding);
   EXPECT_EQ(stsb->task().score_range, 5);
   const Batch batch = stsb->validation_batch(0, 2);
@@ -243,7 +227,7 @@ TEST(Glue, PairsMayBeRowsOfTheirOwn) {
   const char* labelled = "index\tsentence1\tsentence2\tlabel\n0\tabc\tde\tentailment\n";
   folder.write("RTE/train.tsv", labelled);
   folder.write("RTE/dev.tsv", labelled);
-  const auto rte = source("task = 'rte'\napart = true", folder.path());
+  const auto rte = glue_source("task = 'rte'\napart = true", folder.path());
   EXPECT_EQ(rte->task().kind, TaskKind::matched_pair);
   EXPECT_THAT(rte->train_batch(0, 1, 0, 1).labels, ElementsAre(0));
   folder.write("SST-2/train.tsv", kSst2);
@@ -261,7 +245,7 @@ TEST(Glue, AnEpochShowsEveryExampleOnce) {
     table += "text " + std::to_string(i) + "\t" + (i % 5 == 0 ? "1" : "0") + "\n";
   folder.write("SST-2/train.tsv", table);
   folder.write("SST-2/dev.tsv", table);
-  const auto sst2 = source("task = 'sst2'\nseed = 5", folder.path());
+  const auto sst2 = glue_source("task = 'sst2'\nseed = 5", folder.path());
   std::vector<std::string> first, second;
   int positive = 0;
   for (int step = 0; step < 20; ++step) {
@@ -277,7 +261,7 @@ TEST(Glue, AnEpochShowsEveryExampleOnce) {
   EXPECT_EQ(positive, 10);
   EXPECT_EQ(sst2->steps_per_epoch(5), 10);
   // The batch of a step does not know those before it.
-  const auto again = source("task = 'sst2'\nseed = 5", folder.path());
+  const auto again = glue_source("task = 'sst2'\nseed = 5", folder.path());
   EXPECT_EQ(row_text(again->train_batch(13, 5, 2, 1).text, 0), second[17]);
 }
 

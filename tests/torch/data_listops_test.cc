@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "expect_error.h"
+#include "small_sources.h"
 
 namespace lln_torch {
 namespace {
@@ -69,10 +70,6 @@ class TextEvaluator {
   std::size_t fewest_ = 100;
   std::size_t most_ = 0;
 };
-
-std::unique_ptr<Source> source_of(const std::string& toml) {
-  return make_source(Settings::from_toml(toml, "test"), "");
-}
 
 TEST(ListOps, ValuesAreThoseOfTheText) {
   std::size_t fewest = 100;

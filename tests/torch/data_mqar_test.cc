@@ -12,13 +12,10 @@
 #include <set>
 
 #include "expect_error.h"
+#include "small_sources.h"
 
 namespace lln_torch {
 namespace {
-
-std::unique_ptr<Source> source_of(const std::string& toml) {
-  return make_source(Settings::from_toml(toml, "test"), "");
-}
 
 // Reads the pairs, then answers every labelled place from them.
 void check_example(const MqarExample& example, const MqarShape& shape) {

@@ -13,7 +13,7 @@ namespace {
 
 using lln::test::expect_error;
 
-constexpr std::int64_t kRows = 2, kTokens = 23;
+constexpr std::int64_t kTexts = 2, kLength = 23;
 
 Task next_task() {
   Task task{.name = "lm", .kind = TaskKind::next_token};
@@ -48,9 +48,9 @@ class Decoders : public testing::TestWithParam<DecoderCase> {};
 
 TEST_P(Decoders, TheFutureChangesNothing) {
   const auto model = make_decoder(GetParam().attention, GetParam().model);
-  Tensor ids = random_ids(kRows, kTokens);
+  Tensor ids = random_ids(kTexts, kLength);
   const Tensor before = whole_scores(*model, ids);
-  ids.narrow(1, 15, kTokens - 15).fill_(3);
+  ids.narrow(1, 15, kLength - 15).fill_(3);
   const Tensor after = whole_scores(*model, ids);
   expect_near(after.narrow(1, 0, 15), before.narrow(1, 0, 15), 1e-5);
   EXPECT_GT((after - before).abs().max().item<float>(), 1e-3);
@@ -59,9 +59,9 @@ TEST_P(Decoders, TheFutureChangesNothing) {
 // A prompt, single tokens across borders of diagonal blocks, and a second piece.
 TEST_P(Decoders, GenerationEqualsTheWholeRow) {
   const auto model = make_decoder(GetParam().attention, GetParam().model);
-  const Tensor ids = random_ids(kRows, kTokens);
+  const Tensor ids = random_ids(kTexts, kLength);
   const Tensor whole = whole_scores(*model, ids);
-  Generation generation(*model, kRows);
+  Generation generation(*model, kTexts);
   EXPECT_EQ(generation.memory_kind(), GetParam().memory);
   std::int64_t seen = 0;
   for (const std::int64_t piece : {6, 1, 1, 1, 7, 1, 1, 1, 1, 1, 2}) {
@@ -69,8 +69,8 @@ TEST_P(Decoders, GenerationEqualsTheWholeRow) {
     seen += piece;
     expect_near(scores, whole.select(1, seen - 1), 2e-5);
   }
-  EXPECT_EQ(seen, kTokens);
-  EXPECT_EQ(generation.tokens(), kTokens);
+  EXPECT_EQ(seen, kLength);
+  EXPECT_EQ(generation.tokens(), kLength);
 }
 
 INSTANTIATE_TEST_SUITE_P(

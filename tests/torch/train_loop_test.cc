@@ -30,7 +30,7 @@ namespace fs = std::filesystem;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-constexpr std::int64_t kTokens = 6, kVocabulary = 11;
+constexpr std::int64_t kRowTokens = 6, kIds = 11;
 
 // Is the sum of the ids even? A row depends on step and row alone. Rows have labels per token, some
 // of them ignored, where `per_token`: parts of a batch then predict different numbers of them.
@@ -40,8 +40,8 @@ class SmallSource : public Source {
     task_.name = "parity";
     task_.kind = per_token ? TaskKind::masked_tokens : TaskKind::classes;
     task_.classes = 2;
-    task_.vocabulary = kVocabulary;
-    task_.max_tokens = kTokens;
+    task_.vocabulary = kIds;
+    task_.max_tokens = kRowTokens;
     task_.metrics =
         per_token ? std::vector<std::string>{"loss"} : std::vector<std::string>{"accuracy", "loss"};
     task_.chance = 0.5;
@@ -61,11 +61,11 @@ class SmallSource : public Source {
   Batch rows_from(std::int64_t first, std::int64_t rows) const {
     Batch batch;
     batch.rows = rows;
-    batch.text.tokens = kTokens;
+    batch.text.tokens = kRowTokens;
     for (std::int64_t row = first; row < first + rows; ++row) {
       std::int64_t sum = 0;
-      for (std::int64_t i = 0; i < kTokens; ++i) {
-        const std::int64_t id = (row * 7 + i * i * 3 + row / 5) % kVocabulary;
+      for (std::int64_t i = 0; i < kRowTokens; ++i) {
+        const std::int64_t id = (row * 7 + i * i * 3 + row / 5) % kIds;
         sum += id;
         batch.text.ids.push_back(static_cast<std::int32_t>(id));
         if (per_token_) {
@@ -85,7 +85,7 @@ class SmallModel : public Model {
  public:
   explicit SmallModel(double dropout = 0.2, bool per_token = false)
       : dropout_(dropout), per_token_(per_token) {
-    tokens_ = register_module("tokens", torch::nn::Embedding(kVocabulary, 8));
+    tokens_ = register_module("tokens", torch::nn::Embedding(kIds, 8));
     key_ = register_module("key", torch::nn::Linear(8, 8));
     output_ = register_module("output", torch::nn::Linear(8, 2));
   }
