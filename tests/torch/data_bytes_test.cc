@@ -91,7 +91,7 @@ std::string article_text(int articles) {
 std::unique_ptr<Source> pairs(const TemporaryFolder& folder, const std::string& more = "") {
   folder.write("wiki.txt", article_text(100));
   return source_of("task = 'wiki-pairs'\nfiles = 'wiki.txt'\ntokens = 16\nheld_out = 0.2\n" + more,
-                folder.path());
+                   folder.path());
 }
 
 TEST(WikiPairs, MatchWhereTheArticleIsOne) {
@@ -149,7 +149,8 @@ TEST(WikiPairs, NeedLongArticles) {
   const TemporaryFolder folder;
   folder.write("wiki.txt", article_text(100));
   EXPECT_THAT(error_of([&] {
-                source_of("task = 'wiki-pairs'\nfiles = ['wiki.txt']\ntokens = 4000", folder.path());
+                source_of("task = 'wiki-pairs'\nfiles = ['wiki.txt']\ntokens = 4000",
+                          folder.path());
               }),
               HasSubstr("expected at least 2 articles of 8000 bytes for training, found 0"));
   EXPECT_THAT(error_of([&] { source_of("task = 'wiki-pairs'", folder.path()); }),

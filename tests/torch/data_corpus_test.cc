@@ -297,7 +297,7 @@ TEST(MaskedTokens, CropsStayInDocumentsOnRequest) {
   tokenize(folder, {.tokenizer = "bytes"});
   const auto mlm =
       source_of("task = 'mlm'\ntokens = 1000\nacross_documents = false\nmask_share = 0.01",
-             folder.path("tokens"));
+                folder.path("tokens"));
   const Batch batch = mlm->train_batch(0, 16, 0, 16);
   ASSERT_EQ(batch.text.mask.size(), 16000u);
   for (std::int64_t r = 0; r < 16; ++r) {

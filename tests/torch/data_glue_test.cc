@@ -173,8 +173,9 @@ TEST(Glue, SaysWhatIsMissing) {
               HasSubstr("expected SST-2/train.tsv there"));
   folder.write("SST-2/train.tsv", kSst2);
   folder.write("SST-2/dev.tsv", kSst2);
-  EXPECT_THAT(error_of([&] { glue_source("task = 'sst2'\nvalidation_split = 'test'", folder.path()); }),
-              HasSubstr("validation_split: expected validation"));
+  EXPECT_THAT(
+      error_of([&] { glue_source("task = 'sst2'\nvalidation_split = 'test'", folder.path()); }),
+      HasSubstr("validation_split: expected validation"));
   EXPECT_THAT(error_of([&] { glue_source("task = 'sst3'", folder.path()); }),
               HasSubstr("did you mean sst2?"));
 }
