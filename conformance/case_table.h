@@ -78,6 +78,8 @@ class Table {
 void add_piece_cases(Table& table);
 // f32 on tensor cores (conformance/float_cases.cc).
 void add_float_cases(Table& table);
+// Causal Diag in the 16-bit types on tensor cores (conformance/diag_cases.cc).
+void add_diag_cases(Table& table);
 // Heads of more than 128 channels (conformance/wide_cases.cc).
 void add_wide_cases(Table& table);
 

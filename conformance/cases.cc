@@ -398,6 +398,7 @@ std::vector<Case> cases() {
   add_weight_gradients(table);
   add_float_cases(table);
   add_wide_cases(table);
+  add_diag_cases(table);
   return std::move(table.cases);
 }
 

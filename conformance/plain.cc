@@ -78,9 +78,11 @@ struct HeadResult {
 };
 
 // The given state as keys behind those of k, one for each channel that holds any: its exponent is c
-// in that channel and -inf in the others. Returns which keys they are.
-std::vector<std::int64_t> add_state_keys(const Inputs& in, std::int64_t s, std::int64_t head_k,
-                                         Matrix& u, Matrix& v) {
+// in that channel and -inf in the others. c is rounded as the exponents of keys are: the c of all
+// keys is, and the weight of a state is an exponential of their difference. Returns which keys they
+// are.
+std::vector<std::int64_t> add_state_keys(DType dtype, const Inputs& in, std::int64_t s,
+                                         std::int64_t head_k, Matrix& u, Matrix& v) {
   std::vector<std::int64_t> keys;
   if (!in.state_lse.given()) return keys;
   const std::int64_t first = u.rows;
@@ -94,7 +96,7 @@ std::vector<std::int64_t> add_state_keys(const Inputs& in, std::int64_t s, std::
     const double lse = in.state_lse.get(s, head_k, 0, l);
     if (std::isinf(lse)) continue;
     keys.push_back(first + l);
-    u[first + l][l] = static_cast<float>(lse);
+    u[first + l][l] = round_significand(dtype, static_cast<float>(lse));
     for (std::int64_t c = 0; c < v.columns; ++c) {
       v[first + l][c] = static_cast<float>(in.state_values.get(s, head_k, l, c));
     }
@@ -159,7 +161,7 @@ HeadResult evaluate_head(const Case& c, const Inputs& in, std::int64_t s, std::i
     head.a = exponents(p, head.q, broadcast(in.alpha, s, h, 0, 0));
     head.u = exponents(p, head.k, broadcast(in.beta, s, head_k, 0, 0));
     Matrix u = head.u.value;
-    const std::vector<std::int64_t> of_state = add_state_keys(in, s, head_k, u, v);
+    const std::vector<std::int64_t> of_state = add_state_keys(p.dtype, in, s, head_k, u, v);
     Part part{p.dtype, true, head.a.value, u, v, weighted(true), visible(0, of_state)};
     head.lln = p.causal ? evaluate_rows(part, backward) : evaluate_factorised(part, backward);
     if (backward && p.state && h % (p.heads / p.heads_k) == 0) {

@@ -64,7 +64,10 @@ void add_wide_cases(Table& table) {
     add(table, fmt::format("bf16:cpu:{}d256:lln", shape));
   }
   add(table, "bf16:cpu:b1h1n70d256v16:lln", {.style = InputStyle::constant_rows});
-  add(table, "bf16:cpu:b3h1n40d256v16:lln:state", {.style = InputStyle::large_keys});
+  for (const int batch : {3, 2}) {  // with a state in some channels, and in all or none
+    add(table, fmt::format("bf16:cpu:b{}h1n40d256v16:lln:state", batch),
+        {.style = InputStyle::large_keys});
+  }
 }
 
 }  // namespace lln::conformance

@@ -43,7 +43,7 @@ struct TiledCall {
   float* diag_mass = nullptr;
   float* diag_delta = nullptr;
   std::int64_t diag_rows = 0;
-  bool causal = false;  // Diag in f32: rows see no keys behind them
+  bool causal = false;  // Diag alone, and Diag in f32: rows see no keys behind them
   // Key jobs of the sums: pieces of the valid keys, so that padding changes no bits. Slots for so
   // many pieces of every sequence or, where it is 0, the table's key jobs (packed).
   std::uint32_t key_pieces = 0;

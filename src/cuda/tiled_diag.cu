@@ -22,6 +22,7 @@ std::int64_t block_of(const Problem& p) {
 
 std::string refusal(const Problem& p) {
   if (!p.has_diag()) return "takes kinds diag and lln+diag alone";
+  if (p.causal && p.has_lln()) return "takes no causal lln+diag";
   if (std::max(p.dim, p.dim_v) > kTiledDiagWidth) {
     return "takes dim and dim_v up to " + std::to_string(kTiledDiagWidth);
   }
@@ -32,7 +33,9 @@ std::string refusal(const Problem& p) {
   }
   if (block_of(p) > kMostBlock) return "takes blocks up to " + std::to_string(kMostBlock);
   if (p.dtype != DType::bf16 && p.dtype != DType::f16) return "takes bf16 and f16 alone";
-  return tiled_refusal(p);
+  Problem either = p;
+  either.causal = false;  // a mask inside the tiles
+  return tiled_refusal(either);
 }
 
 void run(const Call& call) {

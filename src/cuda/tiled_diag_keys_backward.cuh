@@ -32,10 +32,12 @@ struct DiagKeysBackwardShape {
 };
 
 // One block per key job and key head. rows.s is -1 where there is no such job.
+template <bool kLln>
 __device__ inline DiagPiece find_diag_keys(const TiledCall& tiled) {
   const KeyRows keys = key_rows(tiled);
   const RowPiece piece{keys.s, keys.head, keys.head, keys.sequence, keys.begin, keys.count};
-  return cut_piece(tiled.call, piece, keys.sequence.k_tokens, keys.sequence.q_tokens);
+  return cut_piece(tiled.call, piece, keys.sequence.k_tokens, keys.sequence.q_tokens,
+                   !kLln && tiled.causal ? DiagSight::from : DiagSight::all);
 }
 
 // dk and dv of 16 keys in Diag: this warp's columns, in natural order.
@@ -192,7 +194,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
       {reinterpret_cast<uint4*>(shared + Shape::kWordsAt + Split::kWordBytes)}};
   float* const channels = reinterpret_cast<float*>(shared + Shape::kChannelsAt);
   const DeviceCall& call = tiled.call;
-  const DiagPiece piece = find_diag_keys(tiled);
+  const DiagPiece piece = find_diag_keys<kLln>(tiled);
   if (piece.rows.s < 0) return;
   const DeviceSequence& seq = piece.rows.sequence;
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);

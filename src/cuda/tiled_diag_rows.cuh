@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
                                                    Shape::kOperand + Shape::kExponents);
   float* const lln_channels = channels + kDim;
   const DeviceCall& call = tiled.call;
-  const DiagPiece piece = find_diag_rows(call);
+  const DiagPiece piece = find_diag_rows<kLln>(tiled);
   if (piece.rows.s < 0) return;
   const std::int64_t head = piece.rows.head;
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);

@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
   auto& exponents = *reinterpret_cast<RowExponents<kDim>*>(shared + Shape::kExponentsAt);
   auto* const deltas = reinterpret_cast<std::uint16_t*>(shared + Shape::kDeltasAt);
   const DeviceCall& call = tiled.call;
-  const DiagPiece piece = find_diag_rows(call);
+  const DiagPiece piece = find_diag_rows<kLln>(tiled);
   if (piece.rows.s < 0) return;
   const std::int64_t head = piece.rows.head;
   const DeviceSequence& seq = piece.rows.sequence;

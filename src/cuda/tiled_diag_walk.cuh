@@ -12,9 +12,14 @@ namespace lln::cuda {
 inline constexpr int kDiagTile = 64;  // rows, and keys
 inline constexpr int kDiagThreads = 128;
 
+// Which tokens of its block one sees: causal rows those up to themselves, and their keys are seen
+// by the rows from them on. Kernels with LLN know that it is `all` when they are compiled.
+enum class DiagSight : std::uint8_t { all, up_to, from };
+
 // Rows of one query head, and what is known of their keys. Tokens are counted from the first row.
 struct DiagPiece {
   RowPiece rows;
+  DiagSight sight;
   int block;        // tokens of a block of Diag
   int block_begin;  // of the block of row `seeing`
   int seeing;       // rows before it come before all valid keys
@@ -34,9 +39,10 @@ struct DiagPiece {
 // Cuts `rows`, which are tokens begin .. + count of `tokens`, into tiles; they see tokens of the
 // same sequence from its first valid key up to `seen_end`.
 __device__ inline DiagPiece cut_piece(const DeviceCall& call, const RowPiece& rows,
-                                      std::int64_t tokens, std::int64_t seen_end) {
+                                      std::int64_t tokens, std::int64_t seen_end, DiagSight sight) {
   DiagPiece piece;
   piece.rows = rows;
+  piece.sight = sight;
   // Borders between pieces move up to the next border of a tile.
   const std::int64_t key_first = rows.sequence.key_first;
   const int shift = static_cast<int>(key_first % kDiagTile);
@@ -66,9 +72,11 @@ __device__ inline DiagPiece cut_piece(const DeviceCall& call, const RowPiece& ro
 __device__ inline std::uint32_t backwards() { return gridDim.x - 1 - blockIdx.x; }
 
 // One block per row job and query head. rows.s is -1 where there is no such job.
-__device__ inline DiagPiece find_diag_rows(const DeviceCall& call) {
-  const RowPiece rows = find_rows(call, backwards());
-  return cut_piece(call, rows, rows.sequence.q_tokens, rows.sequence.key_end);
+template <bool kLln>
+__device__ inline DiagPiece find_diag_rows(const TiledCall& tiled) {
+  const RowPiece rows = find_rows(tiled.call, backwards());
+  return cut_piece(tiled.call, rows, rows.sequence.q_tokens, rows.sequence.key_end,
+                   !kLln && tiled.causal ? DiagSight::up_to : DiagSight::all);
 }
 
 // A tile of keys that a tile of rows is taken against. Every tile of rows has at least one step,
@@ -98,6 +106,9 @@ struct DiagStep {
     key = key_begin = piece.block_of(begin);
     const int stop = piece.block % kDiagTile == 0 ? key_begin : piece.block_of(end - 1);
     key_end = min(stop + piece.block, piece.key_end);
+    // What no token of the tile sees is not visited.
+    if (piece.sight == DiagSight::up_to) key_end = min(key_end, end);
+    if (piece.sight == DiagSight::from) key = key_begin = begin;
   }
   // Goes over the keys of a tile of rows `sweeps` times.
   __device__ void next(const DiagPiece& piece, int sweeps) {
@@ -131,6 +142,8 @@ __device__ inline std::uint64_t step_keys(const Sequences& all, const DiagPiece&
 template <class Step>
 __device__ inline std::uint64_t seen_keys(const DiagPiece& piece, const Step& step, int row,
                                           std::uint64_t valid) {
+  if (piece.sight == DiagSight::up_to) valid &= low_bits(row + 1 - step.key);
+  if (piece.sight == DiagSight::from) valid &= ~low_bits(row - step.key);
   if (piece.block % kDiagTile == 0) return valid;
   const int begin = piece.block_of(row) - step.key;
   return valid & low_bits(begin + piece.block) & ~low_bits(begin);

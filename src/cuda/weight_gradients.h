@@ -1,7 +1,7 @@
 // Gradients of the weights of LLN+Diag beside kernels that do not give them: o is w1 x + w2 y, so
 // that dw1 is the sum of g x and dw2 that of g y over what a weight is shared by. x and y are made
 // again, one after the other, by the forward pass of LLN and of Diag alone, each on the kernel that
-// takes it (causal Diag: the plain one). The backward pass itself then needs no plain kernels.
+// takes it. The backward pass itself then needs no plain kernels.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -64,5 +64,25 @@ TEST_F(CudaConformance, EveryKernelTakesSomeCase) {
   }
 }
 
+// The plain kernels would give the same results, in many times the time.
+TEST_F(CudaConformance, CausalDiagRunsOnTensorCores) {
+  for (const std::string op : {"forward", "backward"}) {
+    const auto chosen = [&](const std::string& problem) {
+      return explain(parse_problem(op + ":" + problem)).chosen;
+    };
+    for (const char* type : {"bf16", "f16"}) {
+      for (const char* shape : {"n4096d64", "h4k2n130d128", "b3n70d24v40"}) {
+        for (const char* flags : {"diag64:causal", "diag100:causal", "diag5000:causal:masked"}) {
+          const std::string problem = fmt::format("{}:cuda:{}:{}", type, shape, flags);
+          EXPECT_EQ(chosen(problem), "cuda-tiled-diag") << op << ' ' << problem;
+        }
+      }
+      EXPECT_EQ(chosen(fmt::format("{}:cuda:n90d64:diag64:causal:packed=3", type)),
+                "cuda-tiled-diag");
+      EXPECT_EQ(chosen(fmt::format("{}:cuda:n90d64:lln+diag100:causal", type)), "cuda-plain");
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lln::test

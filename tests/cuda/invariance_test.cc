@@ -177,6 +177,43 @@ TEST_F(CudaInvariance, FloatHeads) {
   }
 }
 
+// The rows of a tile look at no keys behind it, where a NaN would reach them: 0 * NaN is NaN.
+void expect_nothing_of_later_tiles(const Case& c) {
+  constexpr std::int64_t kBehind = 64;
+  Inputs in = conformance::make_inputs(c, c.problem.dtype);
+  const TensorSet before = run_on_device(c, in);
+  for (Tensor* t : {&in.q, &in.k, &in.v, &in.g}) {
+    t->for_each([&](auto b, auto h, auto n, auto ch) {
+      if (n >= kBehind) t->set(b, h, n, ch, kNaN);
+    });
+  }
+  const TensorSet after = run_on_device(c, in);
+  const std::string of_rows = c.problem.op == Op::forward ? "o" : "dq";
+  EXPECT_EQ(first_difference(after.at(of_rows), 0,
+                             [&](auto b, auto h, auto n, auto ch) -> std::optional<double> {
+                               if (n >= kBehind) return std::nullopt;
+                               return before.at(of_rows).get(b, h, n, ch);
+                             }),
+            "")
+      << of_rows << " of " << to_string(c);
+}
+
+// Causal Diag of the 16-bit types: blocks of one tile, of several, and of none exactly.
+TEST_F(CudaInvariance, CausalDiag) {
+  for (const std::string op : kDeviceOps) {
+    for (const std::string type : {"bf16", "f16"}) {
+      for (const std::string shape : {"h2k1n140d64:diag64", "h1n140d128:diag100",
+                                      "h2k1n200d32:diag192", "h1n140d8:diag1000"}) {
+        const Case c = make_case(op + ":" + type + ":cpu:b3" + shape + ":causal");
+        const Inputs in = conformance::make_inputs(c, c.problem.dtype);
+        expect_same_bits(run_on_device(c, in), run_on_device(c, in), to_string(c));
+        expect_alone_as_among_three(c);
+        expect_nothing_of_later_tiles(c);
+      }
+    }
+  }
+}
+
 void expect_packed_as_separate(Case packed, const std::vector<std::int64_t>& lengths) {
   packed.parameters = ParameterForm::one;
   packed.parameter_gradients = false;
@@ -215,6 +252,10 @@ TEST_F(CudaInvariance, BlocksLongerThanATile) {
     for (const std::string type : {"bf16", "f32"}) {
       const std::string problem = op + ":" + type + ":cpu:b1h2n190d64:lln+diag100";
       expect_packed_as_separate(make_case(problem), {50, 64, 76});
+    }
+    for (const std::string kind : {"diag100:causal", "diag1000:causal"}) {
+      const std::string problem = op + ":bf16:cpu:b1h2n320d64:" + kind;
+      expect_packed_as_separate(make_case(problem), {50, 64, 76, 130});
     }
   }
 }
