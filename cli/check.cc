@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "conformance/cases.h"
+#include "conformance/random_cases.h"
 #include "conformance/run.h"
 #include "lln/error.h"
 #include "lln/version.h"
@@ -26,6 +27,8 @@ struct Request {
   std::string kernel;
   std::string device = "cpu";
   bool quick = false;
+  std::int64_t random = 0;
+  std::uint64_t seed = 0;
   bool verbose = false;
   int threads = 0;
   bool json = false;
@@ -67,7 +70,10 @@ void check_device(Device device) {
 
 std::vector<Case> chosen_cases(const Request& request) {
   std::vector<Case> cases = conformance::on_device(
-      request.quick ? conformance::quick_cases() : conformance::cases(), chosen_device(request));
+      request.random > 0 ? conformance::random_cases(request.random, request.seed)
+      : request.quick    ? conformance::quick_cases()
+                         : conformance::cases(),
+      chosen_device(request));
   std::erase_if(
       cases, [&](const Case& c) { return to_string(c).find(request.filter) == std::string::npos; });
   if (cases.empty()) {
@@ -170,7 +176,16 @@ Verb add_check(CLI::App& program) {
   command->add_option("--kernel", request->kernel, "Only this kernel; lln info lists them");
   command->add_option("--device", request->device, "Where the tensors are: cpu, cuda or cuda:INDEX")
       ->capture_default_str();
-  command->add_flag("--quick", request->quick, "A small part of the table");
+  CLI::Option* const quick =
+      command->add_flag("--quick", request->quick, "A small part of the table");
+  CLI::Option* const random =
+      command
+          ->add_option("--random", request->random, "So many cases that nobody wrote down, instead")
+          ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))
+          ->excludes(quick);
+  command->add_option("--seed", request->seed, "Of random cases")
+      ->needs(random)
+      ->capture_default_str();
   command->add_flag("--verbose", request->verbose, "Print every case, not only failures");
   add_threads_option(*command, request->threads);
   add_json_option(*command, request->json);
@@ -178,7 +193,8 @@ Verb add_check(CLI::App& program) {
       help_footer("  lln check --quick\n"
                   "  lln check lln+diag64:causal --verbose\n"
                   "  lln check bf16 --kernel reference\n"
-                  "  lln check --device cuda\n\n"
+                  "  lln check --device cuda\n"
+                  "  lln check --random 1000 --seed 7\n\n"
                   "A kernel that does not take a case is skipped. The last line is\n"
                   "  N passed, M failed, K skipped\n"));
   return {command, [request] { return run(*request); }};

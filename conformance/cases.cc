@@ -273,6 +273,12 @@ void add_model_blocks(Table& table) {
     add(fmt::format("bf16:cpu:b1h1n1100d{}:lln+diag64", dim));
     add(fmt::format("bf16:cpu:b1h1n50d{}:lln+diag100", dim));
   }
+  // One key: all channels of the state hold its value, and dq is 0.
+  for (const int dim : {32, 64, 96, 128}) {
+    for (const char* type : {"bf16", "f16"}) {
+      add(fmt::format("{}:cpu:b3h2n1d{}:lln+diag16", type, dim));
+    }
+  }
   for (const char* dims : {"d40v72", "d64v128", "d128v64", "d96v8", "d8v96"}) {
     add(fmt::format("bf16:cpu:b2h2k1n130{}:lln+diag64", dims));
   }

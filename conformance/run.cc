@@ -123,10 +123,12 @@ bool has_narrow_operands(const Problem& p, const std::string& kernel) {
          (uses_tensor_cores(kernel) || kernel == "cpu-avx512-bf16");
 }
 
-// Gradients of weights beside tensor-core kernels are sums over parts of o, which were stored.
+// Gradients of weights are sums over parts of o: beside tensor-core kernels those were stored, and
+// products of bf16 pairs made them of rounded weights. Such a sum has one error, of which that of
+// the plain evaluation says little.
 double rounded_terms(const Case& c, const std::string& kernel, const TensorSet::Entry& entry) {
   const Problem& p = c.problem;
-  if (!c.weight_gradients || !uses_tensor_cores(kernel) ||
+  if (!c.weight_gradients || !has_narrow_operands(p, kernel) ||
       (entry.name != "dmix" && !entry.name.ends_with("_weight"))) {
     return 0;
   }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attention_run.h"
+#include "conformance/random_cases.h"
 #include "conformance/run.h"
 
 namespace lln::conformance {
@@ -24,11 +25,11 @@ std::vector<Case> table() {
 #endif
 }
 
-TEST(Conformance, EveryCaseOnEveryKernel) {
+void expect_to_pass(const std::vector<Case>& all) {
   ThreadPool pool;
   std::map<std::string, double> worst;
   std::map<std::string, int> passed;
-  for (const Case& c : table()) {
+  for (const Case& c : all) {
     for (const CaseResult& result :
          run_case(c, kernel_names(c.problem.op, DeviceKind::cpu), &pool)) {
       EXPECT_NE(result.verdict, Verdict::failed) << to_string(c) << " on " << result.kernel << '\n'
@@ -43,6 +44,36 @@ TEST(Conformance, EveryCaseOnEveryKernel) {
                ratio);
   }
   EXPECT_GT(passed["reference"], 0);
+}
+
+TEST(Conformance, EveryCaseOnEveryKernel) { expect_to_pass(table()); }
+
+TEST(Conformance, RandomCasesOnEveryKernel) {
+#ifdef LLN_QUICK_TESTS
+  constexpr std::int64_t kCount = 20;
+#else
+  constexpr std::int64_t kCount = 150;
+#endif
+  expect_to_pass(random_cases(kCount, 0));
+}
+
+// What stands in a failure is enough to find the case again, and the cases are not all of a sort.
+TEST(Conformance, RandomCasesAreThoseOfTheirSeed) {
+  const auto texts = [](std::int64_t count, std::uint64_t seed) {
+    std::vector<std::string> found;
+    for (const Case& c : random_cases(count, seed)) found.push_back(to_string(c));
+    return found;
+  };
+  const std::vector<std::string> many = texts(200, 5), few = texts(20, 5);
+  EXPECT_TRUE(std::equal(few.begin(), few.end(), many.begin()));
+  EXPECT_NE(texts(20, 6), few);
+  for (const char* part : {"forward:", "backward:", "f32", "bf16", "f16", ":diag", "lln+diag",
+                           "softmax", ":causal", ":masked", ":packed", ":state", ":feature", "gaps",
+                           "weights=", "saved", "_gradients", "large_keys", "spike"}) {
+    EXPECT_TRUE(std::ranges::any_of(many, [&](const std::string& text) {
+      return text.find(part) != std::string::npos;
+    })) << part;
+  }
 }
 
 // A kernel that no case reaches is a kernel that nothing tests.

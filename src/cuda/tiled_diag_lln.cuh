@@ -30,6 +30,7 @@ __device__ __noinline__ void careful_from_tile(RowWords<kDim>& e, float (&sum)[4
   careful_weights<T, kDim>(e, exponents, scale, taken_out);
   sum[0] = sum[1] = sum[2] = sum[3] = 0;
   multiply_vector<T, kDim>(sum, e, exponents.packed_w);
+  multiply_vector<T, kDim>(sum, e, exponents.packed_rest);
 }
 
 // The LLN part of a tile of rows.
@@ -38,7 +39,9 @@ struct LlnRowGradients {
   using Split = DiagSplit<kDim>;
   static constexpr int kHeld = Split::kHeld;
 
-  const unsigned char* state;  // w C with the part's weights for channels, in direct order
+  // C with the part's weights for channels, in direct order, and without w: channels with the same
+  // values have the same dW, and dq is 0 where it should be.
+  const unsigned char* state;
   const RowExponents<kDim>& exponents;
   SharedRow* shares;
   std::uint16_t* deltas;
@@ -76,6 +79,7 @@ struct LlnRowGradients {
       read_columns<kDim, kHeld>(e, q_tile, split.first_row(), split.first_column());
       moderate_weights<T, kHeld>(e, alpha * kLog2E);
       multiply_vector<T, kHeld>(sum, e, exponents.packed_w + split.first_column() / 8);
+      multiply_vector<T, kHeld>(sum, e, exponents.packed_rest + split.first_column() / 8);
       join(split, sum[0], sum[2]);
       if (trusted(sum, exponents)) return;
       RowWords<kDim> again;  // in memory, unlike e
@@ -90,6 +94,7 @@ struct LlnRowGradients {
       read_rows<kDim>(all, q_tile, split.first_row());
       careful_weights<T, kDim>(all, exponents, alpha * kLog2E, taken_out);
       multiply_vector<T, kDim>(sum, all, exponents.packed_w);
+      multiply_vector<T, kDim>(sum, all, exponents.packed_rest);
       take_half(all);
     }
   }
@@ -109,8 +114,13 @@ struct LlnRowGradients {
       float dot = 0;
 #pragma unroll
       for (int n = 0; n < kHeld / 8; ++n) {
+        const float2 w = *reinterpret_cast<const float2*>(exponents.w + split.first_column() +
+                                                          32 * (n / 4) + 8 * tq + 2 * (n % 4));
         const float2 weight = unpack<T>(e[n / 4][half][n % 4]);
-        dot = fmaf(weight.x, dw[n][2 * half], fmaf(weight.y, dw[n][2 * half + 1], dot));
+        float* const x = dw[n] + 2 * half;
+        x[0] *= w.x;
+        x[1] *= w.y;
+        dot = fmaf(weight.x, x[0], fmaf(weight.y, x[1], dot));
       }
       delta[half] = quad_sum(dot);
     }

@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
         fill_exponents<T, kDim>(exponents, tiled.state.c_at(piece.rows.s, piece.rows.head_k), dim);
     fill_direct_tile<T, kDim, kThreads>(
         state_tile, tiled.state.values_at(piece.rows.s, piece.rows.head_k), tiled.state.row, dim,
-        dim_v, [&](int l, int c) { return exponents.w[l] * lln_channels[c]; });
+        dim_v, [&](int, int c) { return lln_channels[c]; });
   }
   const float alpha = kLln ? scale_at(call.alpha, piece.rows.s, head) : 0;
   const LlnRowGradients<T, kDim> lln{state_tile, exponents, shares, deltas, alpha, taken_out};

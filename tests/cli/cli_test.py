@@ -231,6 +231,16 @@ class Check(unittest.TestCase):
             self.assertIn("softmax", entry["case"])
             self.assertEqual(entry["kernel"], "reference")
 
+    def test_random_cases_are_found_again(self):
+        arguments = ["check", "--random", 8, "--seed", 3, "--kernel", "reference", "--verbose", "--json"]
+        cases = [entry["case"] for entry in json.loads(lln(*arguments).stdout)["results"]]
+        self.assertEqual(len(set(cases)), 8)
+        again = json.loads(lln(*arguments, cases[5]).stdout)["results"]
+        self.assertEqual([entry["case"] for entry in again], [cases[5]])
+        self.assertIn("excludes", lln("check", "--random", 8, "--quick", expect=2).stderr)
+        self.assertIn("requires", lln("check", "--seed", 3, expect=2).stderr)
+        lln("check", "--random", 0, expect=2)
+
 
 class Demo(unittest.TestCase):
     @classmethod

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 
+#include "conformance/random_cases.h"
 #include "conformance/run.h"
 #include "device_run.h"
 
@@ -20,12 +21,13 @@ class CudaConformance : public OnDevice {};
 constexpr std::size_t kSlices = 32;
 class CudaCases : public OnDevice, public testing::WithParamInterface<std::size_t> {};
 
-TEST_P(CudaCases, OnEveryKernel) {
+// Every `step`th case of a list.
+void expect_to_pass(const std::vector<Case>& list, std::size_t first, std::size_t step) {
   ThreadPool pool;
   std::map<std::string, double> worst;
   std::map<std::string, int> passed;
-  const std::vector<Case> all = conformance::on_device(conformance::cases(), kDevice);
-  for (std::size_t i = GetParam(); i < all.size(); i += kSlices) {
+  const std::vector<Case> all = conformance::on_device(list, kDevice);
+  for (std::size_t i = first; i < all.size(); i += step) {
     const Case& c = all[i];
     const std::vector<std::string> kernels = kernel_names(c.problem.op, DeviceKind::cuda);
     bool taken = false;
@@ -45,6 +47,9 @@ TEST_P(CudaCases, OnEveryKernel) {
                ratio);
   }
 }
+
+TEST_P(CudaCases, OnEveryKernel) { expect_to_pass(conformance::cases(), GetParam(), kSlices); }
+TEST_P(CudaCases, AtRandom) { expect_to_pass(conformance::random_cases(32, GetParam()), 0, 1); }
 INSTANTIATE_TEST_SUITE_P(Table, CudaCases, testing::Range(std::size_t{0}, kSlices));
 
 // A kernel that no case reaches is a kernel that nothing tests.
