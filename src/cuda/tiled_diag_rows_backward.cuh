@@ -4,6 +4,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/tiled_diag_add.cuh"
 #include "cuda/tiled_diag_lln.cuh"
 
 namespace lln::cuda {
@@ -298,6 +299,8 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
 #pragma unroll
         for (int i = 0; i < 4; ++i) diag.dq[n][i] += dw[n][i];
       }
+    } else if (tiled.adds) {
+      add_stored_rows<T, kHeld>(diag.dq, dq, call.dq.token, row, end, dim - split.first_column());
     }
     store_rows<kHeld>(dq, call.dq.token, row, end, dim - split.first_column(), diag.dq);
     if constexpr (kLln) {

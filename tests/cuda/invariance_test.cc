@@ -169,7 +169,9 @@ TEST_F(CudaInvariance, FloatHeads) {
   for (const std::string problem :
        {"f32:cpu:b3h2k1n70d64:lln", "f32:cpu:b3h2k1n70d64:lln+diag16",
         "f32:cpu:b3h2k1n70d64:lln:causal", "f32:cpu:b3h2k1n70d64:lln+diag16:causal",
-        "f32:cpu:b3h1n4100d8:lln:causal", "f16:cpu:b3h2k1n70d64:lln:causal"}) {
+        "f32:cpu:b3h1n4100d8:lln:causal", "f16:cpu:b3h2k1n70d64:lln:causal",
+        "f16:cpu:b3h2k1n70d64:lln+diag16:causal", "f16:cpu:b3h1n140d128:lln+diag100:causal",
+        "f16:cpu:b3h1n4100d8:lln+diag200:causal"}) {
     const Case c = make_case("backward:" + problem);
     const Inputs in = conformance::make_inputs(c, c.problem.dtype);
     expect_same_bits(run_on_device(c, in), run_on_device(c, in), to_string(c));
@@ -253,8 +255,10 @@ TEST_F(CudaInvariance, BlocksLongerThanATile) {
       const std::string problem = op + ":" + type + ":cpu:b1h2n190d64:lln+diag100";
       expect_packed_as_separate(make_case(problem), {50, 64, 76});
     }
-    for (const std::string kind : {"diag100:causal", "diag1000:causal"}) {
-      const std::string problem = op + ":bf16:cpu:b1h2n320d64:" + kind;
+    for (const std::string kind :
+         {"bf16:cpu:b1h2n320d64:diag100", "bf16:cpu:b1h2n320d64:diag1000",
+          "f16:cpu:b1h2n320d64:lln+diag100", "f16:cpu:b1h2n320d64:lln+diag1000"}) {
+      const std::string problem = op + ":" + kind + ":causal";
       expect_packed_as_separate(make_case(problem), {50, 64, 76, 130});
     }
   }
