@@ -138,8 +138,7 @@ void add_both_numbers(Table& table) {
   add_both(table, "b1h2n60d8:lln+diag16:causal:packed=3",
            {.weights = WeightForm::token, .lengths = {10, 0, 50}});
   for (const int block : {64, 200}) {
-    for (const InputStyle style :
-         {InputStyle::large_keys, InputStyle::constant_rows, InputStyle::denormal}) {
+    for (const InputStyle style : {InputStyle::large_keys, InputStyle::constant_rows}) {
       add_both(table, fmt::format("b1h2n130d32:lln+diag{}:causal", block), {.style = style});
     }
     for (const std::int64_t at : {0, 77, 129}) {

@@ -1,5 +1,6 @@
 // Results of Diag that join those of an LLN part, which another family has stored: kernels without
-// LLN read them where they are going to write. A lane reads the 16 bytes that it writes itself.
+// LLN read them where they are going to write. A lane reads the 16 bytes that it writes itself, so
+// that nobody waits for anybody.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -7,6 +8,10 @@
 #include "cuda/tiles.cuh"
 
 namespace lln::cuda {
+
+// Which kernels do that: the walks of LLN in bf16 have Diag of their own.
+template <class T, bool kLln>
+inline constexpr bool kAddsToLln = !kLln && std::is_same_v<T, F16>;
 
 // 8 channels of a row from `column` on; zeros where there are none.
 template <class T>

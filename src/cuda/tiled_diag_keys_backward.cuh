@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
       for (int i = 0; i < 16; ++i) out[i / 4][i % 4] = diag.dv[4 * pass + i / 4][i % 4];
       T* const to = dv + 32 * pass;
       const int columns = dim_v - split.first_column() - 32 * pass;
-      if constexpr (!kLln) {
+      if constexpr (kAddsToLln<T, kLln>) {
         if (tiled.adds) add_stored_natural<T>(out, to, call.dv.token, row, end, columns);
       }
       store_natural<T>(to, call.dv.token, row, end, columns, out);
@@ -312,7 +312,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
       if (!all_valid) zero_rows(out, valid);
       T* const to = dk + 32 * pass;
       const int columns = dim - split.first_column() - 32 * pass;
-      if constexpr (!kLln) {
+      if constexpr (kAddsToLln<T, kLln>) {
         if (tiled.adds) add_stored_rows<T, 32>(out, to, call.dk.token, row, end, columns);
       }
       store_rows<32>(to, call.dk.token, row, end, columns, out);

@@ -273,7 +273,7 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
       }
       T* const to = o + pass * kPassWidth;
       const int columns = dim_v - pass * kPassWidth;
-      if constexpr (!kLln) {
+      if constexpr (kAddsToLln<T, kLln>) {
         if (tiled.adds) add_stored_natural<T>(out, to, call.o.token, row, end, columns);
       }
       store_natural<T>(to, call.o.token, row, end, columns, out);

@@ -129,5 +129,20 @@ TEST_F(CudaConformance, PartsOutOfReachOfF16) {
   EXPECT_EQ(first_difference(found.at("o"), 0.05, plain.at("o")), "");
 }
 
+// Below the normal numbers of f16 both roundings are as large as the sum's own: a unit, not half.
+TEST_F(CudaConformance, SubnormalSumsOfF16) {
+  constexpr double kUnit = 0x1p-24;
+  for (const std::string op : {"forward", "backward"}) {
+    Case c = make_case(op + ":f16:cpu:b1h2n130d32:lln+diag64:causal");
+    c.style = conformance::InputStyle::denormal;
+    const Inputs in = conformance::make_inputs(c, c.problem.dtype);
+    const TensorSet found = run_on_device(c, in, {.kernel = "cuda-tiled-f16-causal"});
+    const TensorSet plain = run_on_device(c, in, {.kernel = "cuda-plain"});
+    for (const TensorSet::Entry& entry : found.entries()) {
+      EXPECT_EQ(first_difference(entry.tensor, kUnit, plain.at(entry.name)), "") << entry.name;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lln::test
