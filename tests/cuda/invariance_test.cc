@@ -170,8 +170,7 @@ TEST_F(CudaInvariance, FloatHeads) {
        {"f32:cpu:b3h2k1n70d64:lln", "f32:cpu:b3h2k1n70d64:lln+diag16",
         "f32:cpu:b3h2k1n70d64:lln:causal", "f32:cpu:b3h2k1n70d64:lln+diag16:causal",
         "f32:cpu:b3h1n4100d8:lln:causal", "f16:cpu:b3h2k1n70d64:lln:causal",
-        "f16:cpu:b3h2k1n70d64:lln+diag16:causal", "f16:cpu:b3h1n140d128:lln+diag100:causal",
-        "f16:cpu:b3h1n4100d8:lln+diag200:causal"}) {
+        "f16:cpu:b3h2k1n70d64:lln+diag16:causal", "f16:cpu:b3h1n140d128:lln+diag100:causal"}) {
     const Case c = make_case("backward:" + problem);
     const Inputs in = conformance::make_inputs(c, c.problem.dtype);
     expect_same_bits(run_on_device(c, in), run_on_device(c, in), to_string(c));
