@@ -43,7 +43,9 @@ struct TiledCall {
   float* diag_mass = nullptr;
   float* diag_delta = nullptr;
   std::int64_t diag_rows = 0;
-  bool causal = false;  // Diag alone, and Diag in f32: rows see no keys behind them
+  // Diag alone, and beside an LLN part of another family: rows see no keys behind them, and results
+  // are added to those of the LLN part, which are there. Kernels with LLN know neither.
+  bool causal = false, adds = false;
   // Key jobs of the sums: pieces of the valid keys, so that padding changes no bits. Slots for so
   // many pieces of every sequence or, where it is 0, the table's key jobs (packed).
   std::uint32_t key_pieces = 0;

@@ -20,9 +20,7 @@ std::int64_t block_of(const Problem& p) {
   return std::min(p.diag_block, (p.tokens_k / 64 + 1) * 64);
 }
 
-std::string refusal(const Problem& p) {
-  if (!p.has_diag()) return "takes kinds diag and lln+diag alone";
-  if (p.causal && p.has_lln()) return "takes no causal lln+diag";
+std::string part_refusal(const Problem& p) {
   if (std::max(p.dim, p.dim_v) > kTiledDiagWidth) {
     return "takes dim and dim_v up to " + std::to_string(kTiledDiagWidth);
   }
@@ -32,10 +30,22 @@ std::string refusal(const Problem& p) {
            std::to_string(kWideBytes) + " bytes of shared memory";
   }
   if (block_of(p) > kMostBlock) return "takes blocks up to " + std::to_string(kMostBlock);
+  return "";
+}
+
+std::string refusal(const Problem& p) {
+  if (!p.has_diag()) return "takes kinds diag and lln+diag alone";
+  if (p.causal && p.has_lln()) return "takes no causal lln+diag";
+  if (const std::string why = part_refusal(p); !why.empty()) return why;
   if (p.dtype != DType::bf16 && p.dtype != DType::f16) return "takes bf16 and f16 alone";
   Problem either = p;
   either.causal = false;  // a mask inside the tiles
   return tiled_refusal(either);
+}
+
+void launch_diag(const Problem& p, const TiledWork& work) {
+  const TiledDiagLaunches& launches = p.dtype == DType::bf16 ? kTiledDiagBf16 : kTiledDiagF16;
+  (p.op == Op::backward ? launches.backward : launches.forward)(work.tiled, work.plan);
 }
 
 void run(const Call& call) {
@@ -48,11 +58,18 @@ void run(const Call& call) {
   if (p.has_lln() && !work.plan.state_given) {
     (bf16 ? kTiledBf16 : kTiledF16).state(work.tiled, work.plan);
   }
-  const TiledDiagLaunches& launches = bf16 ? kTiledDiagBf16 : kTiledDiagF16;
-  (p.op == Op::backward ? launches.backward : launches.forward)(work.tiled, work.plan);
+  launch_diag(p, work);
+}
+
+TiledWork prepare_part(const Call& call) {
+  TiledWork work = prepare_diag_part(call);
+  work.tiled.call.diag_block = block_of(call.problem);
+  return work;
 }
 
 }  // namespace
+
+const DiagPart kTiledDiagPart = {part_refusal, prepare_part, launch_diag};
 
 std::vector<Kernel> tiled_diag_forward_kernels() {
   return {{"cuda-tiled-diag", refusal, tiled_bytes, run, DeviceKind::cuda, /*takes_pieces=*/false,

@@ -6,8 +6,11 @@
 #include <vector>
 
 #include "api/kernel.h"
+#include "cuda/tiled_plan.h"
 
 namespace lln::cuda {
+
+extern const DiagPart kTiledDiagPart;
 
 std::vector<Kernel> tiled_diag_forward_kernels();
 std::vector<Kernel> tiled_diag_backward_kernels();

@@ -4,6 +4,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/tiled_diag_add.cuh"
 #include "cuda/tiled_diag_lln.cuh"
 #include "cuda/tiled_diag_rows.cuh"
 
@@ -282,8 +283,12 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
       float out[4][4];
 #pragma unroll
       for (int i = 0; i < 16; ++i) out[i / 4][i % 4] = diag.dv[4 * pass + i / 4][i % 4];
-      store_natural<T>(dv + 32 * pass, call.dv.token, row, end,
-                       dim_v - split.first_column() - 32 * pass, out);
+      T* const to = dv + 32 * pass;
+      const int columns = dim_v - split.first_column() - 32 * pass;
+      if constexpr (kAddsToLln<T, kLln>) {
+        if (tiled.adds) add_stored_natural<T>(out, to, call.dv.token, row, end, columns);
+      }
+      store_natural<T>(to, call.dv.token, row, end, columns, out);
     }
 #pragma unroll
     for (int pass = 0; pass < kHeld / 32; ++pass) {
@@ -305,8 +310,12 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
                      out);
       }
       if (!all_valid) zero_rows(out, valid);
-      store_rows<32>(dk + 32 * pass, call.dk.token, row, end,
-                     dim - split.first_column() - 32 * pass, out);
+      T* const to = dk + 32 * pass;
+      const int columns = dim - split.first_column() - 32 * pass;
+      if constexpr (kAddsToLln<T, kLln>) {
+        if (tiled.adds) add_stored_rows<T, 32>(out, to, call.dk.token, row, end, columns);
+      }
+      store_rows<32>(to, call.dk.token, row, end, columns, out);
     }
   }
 }

@@ -1,4 +1,5 @@
 // How a call of Diag or LLN+Diag becomes launches: passes in order on one stream, each checked.
+// The first one starts early where a part of LLN comes before it, its own or another family's.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -16,7 +17,7 @@ void launch_diag_forward(const TiledCall& tiled, const TiledPlan& plan) {
   launch("rows_diag_forward",
          several ? rows_diag_forward<T, kDim, kLln, true> : rows_diag_forward<T, kDim, kLln, false>,
          LaunchShape{plan.row_jobs * tiled.call.heads, kDiagThreads,
-                     DiagForwardShape<kDim, kLln>::kShared, plan.stream, kLln},
+                     DiagForwardShape<kDim, kLln>::kShared, plan.stream, kLln || tiled.adds},
          tiled);
 }
 
@@ -31,7 +32,7 @@ void launch_diag_backward(const TiledCall& tiled, const TiledPlan& plan) {
       "rows_diag_backward",
       several ? rows_diag_backward<T, kDim, kLln, true> : rows_diag_backward<T, kDim, kLln, false>,
       LaunchShape{plan.row_jobs * call.heads, kThreads, RowsShape::kShared, plan.stream,
-                  kLln && !plan.state_given},
+                  tiled.adds || (kLln && !plan.state_given)},
       tiled);
   const bool joined = kLln && launch_join_rows(tiled, plan.stream);
   // The first tiles of keys are under way before the kernel waits; their rows' statistics are older

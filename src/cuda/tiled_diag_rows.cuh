@@ -4,6 +4,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/tiled_diag_add.cuh"
 #include "cuda/tiled_diag_walk.cuh"
 #include "cuda/tiled_rows_backward.cuh"
 
@@ -270,8 +271,12 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
           out[n][i] = fmaf(rows.acc[4 * pass + n][i], diag[i >> 1], out[n][i] * lln[i >> 1]);
         }
       }
-      store_natural<T>(o + pass * kPassWidth, call.o.token, row, end, dim_v - pass * kPassWidth,
-                       out);
+      T* const to = o + pass * kPassWidth;
+      const int columns = dim_v - pass * kPassWidth;
+      if constexpr (kAddsToLln<T, kLln>) {
+        if (tiled.adds) add_stored_natural<T>(out, to, call.o.token, row, end, columns);
+      }
+      store_natural<T>(to, call.o.token, row, end, columns, out);
     }
   }
 }

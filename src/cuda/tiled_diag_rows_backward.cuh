@@ -4,6 +4,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/tiled_diag_add.cuh"
 #include "cuda/tiled_diag_lln.cuh"
 
 namespace lln::cuda {
@@ -299,7 +300,11 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
         for (int i = 0; i < 4; ++i) diag.dq[n][i] += dw[n][i];
       }
     }
-    store_rows<kHeld>(dq, call.dq.token, row, end, dim - split.first_column(), diag.dq);
+    const int columns = dim - split.first_column();
+    if constexpr (kAddsToLln<T, kLln>) {
+      if (tiled.adds) add_stored_rows<T, kHeld>(diag.dq, dq, call.dq.token, row, end, columns);
+    }
+    store_rows<kHeld>(dq, call.dq.token, row, end, columns, diag.dq);
     if constexpr (kLln) {
       __syncthreads();
       add_row_sums<T, kDim>(dc, t, row_tiles, row_tiles + Split::kTileBytes, deltas);

@@ -1,14 +1,17 @@
 // The tiled families of causal attention in f32 and f16: which calls they take and what is
 // launched. Pieces, scratch memory and heads that are out of reach are those of
-// tiled_causal_plan.h. Diag is added to the results of LLN in place (tiled_f32_diag.h), which f16
-// would round twice.
+// tiled_causal_plan.h. Diag is added to the results of LLN in place, by the kernels that f32 and
+// f16 have for it: results of f16 are then rounded twice.
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/tiled_f32_causal.h"
 
 #include <algorithm>
+#include <type_traits>
 
+#include "cuda/tiled_diag.h"
 #include "cuda/tiled_f32_causal_launch.cuh"
 #include "cuda/tiled_f32_diag.h"
+#include "cuda/weight_gradients.h"
 
 namespace lln::cuda {
 namespace {
@@ -28,36 +31,51 @@ std::string walk_refusal(const Problem& p) {
   return causal_refusal(p);
 }
 
-std::string f32_refusal(const Problem& p) {
-  if (p.dtype != DType::f32) return "takes f32 alone";
-  const std::string why = walk_refusal<float>(p);
-  return why.empty() && p.has_diag() ? float_diag_refusal(p) : why;
+const DiagPart& diag_part(const Problem& p) {
+  return p.dtype == DType::f32 ? kFloatDiagPart : kTiledDiagPart;
 }
 
-std::string f16_refusal(const Problem& p) {
-  if (p.dtype != DType::f16) return "takes f16 alone";
-  if (p.kind != Kind::lln) return "takes kind lln alone";
-  return walk_refusal<F16>(p);
+template <class T>
+std::string refusal(const Problem& p) {
+  constexpr bool kF32 = std::is_same_v<T, float>;
+  if (p.dtype != (kF32 ? DType::f32 : DType::f16)) {
+    return kF32 ? "takes f32 alone" : "takes f16 alone";
+  }
+  const std::string why = walk_refusal<T>(p);
+  return why.empty() && p.has_diag() ? diag_part(p).refusal(p) : why;
+}
+
+std::size_t own_bytes(const Problem& p, int workers) {
+  const std::size_t diag = p.has_diag() ? diag_part_bytes(p) : 0;
+  return causal_bytes(p, causal_scratch_bytes(p) + diag, workers);
 }
 
 std::size_t bytes(const Problem& p, int workers) {
-  const std::size_t diag = p.has_diag() ? float_diag_bytes(p) : 0;
-  return causal_bytes(p, causal_scratch_bytes(p) + diag, workers);
+  const std::size_t own = own_bytes(p, workers);
+  const bool weights = p.op == Op::backward && p.kind == Kind::lln_diag && p.dtype == DType::f16;
+  return weights ? bytes_with_weights(p, own, workers) : own;
+}
+
+std::size_t call_bytes(const Call& call, int workers) {
+  const std::size_t own = own_bytes(call.problem, workers);
+  return weights_apart(call) ? bytes_with_weights(call.problem, own, workers) : own;
 }
 
 void run(const Call& call) {
   const Problem& p = call.problem;
+  if (weights_apart(call)) return run_with_weights(call, run);
   if (!tiled_takes(call)) return plain_kernel(p.op).run(call);
   const CausalWork work = prepare_causal(call);
+  const auto launch_walks = p.dtype == DType::f32 ? launch_float_causal<float> : launch_f16_causal;
   if (p.has_diag()) {
     Call diag_call = call;
     diag_call.workspace = call.workspace + causal_scratch_bytes(p);
     // Before the first kernel of LLN: those of Diag read their table of sequences early.
-    const TiledWork diag = prepare_float_diag(diag_call);
-    launch_float_causal<float>(p, work);
-    launch_float_diag(p.op, diag);
+    const TiledWork diag = diag_part(p).prepare(diag_call);
+    launch_walks(p, work);
+    diag_part(p).launch(p, diag);
   } else {
-    (p.dtype == DType::f32 ? launch_float_causal<float> : launch_f16_causal)(p, work);
+    launch_walks(p, work);
   }
   run_plain_again(call, work);
 }
@@ -65,8 +83,10 @@ void run(const Call& call) {
 }  // namespace
 
 std::vector<Kernel> tiled_f32_causal_forward_kernels() {
-  return {{"cuda-tiled-f32-causal", f32_refusal, bytes, run, DeviceKind::cuda},
-          {"cuda-tiled-f16-causal", f16_refusal, bytes, run, DeviceKind::cuda}};
+  return {{"cuda-tiled-f32-causal", refusal<float>, bytes, run, DeviceKind::cuda,
+           /*takes_pieces=*/false, call_bytes},
+          {"cuda-tiled-f16-causal", refusal<F16>, bytes, run, DeviceKind::cuda,
+           /*takes_pieces=*/false, call_bytes}};
 }
 std::vector<Kernel> tiled_f32_causal_backward_kernels() {
   return tiled_f32_causal_forward_kernels();

@@ -1,4 +1,4 @@
-// The tiled families of causal attention in f32 (LLN and LLN+Diag) and in f16 (LLN).
+// The tiled families of causal attention in f32 and f16.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -13,7 +13,7 @@ struct CausalWork;
 std::vector<Kernel> tiled_f32_causal_forward_kernels();
 std::vector<Kernel> tiled_f32_causal_backward_kernels();
 
-// LLN in f16.
+// The LLN part in f16.
 void launch_f16_causal(const Problem& p, const CausalWork& work);
 
 }  // namespace lln::cuda

@@ -134,8 +134,8 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 128 ? 1 : 192 / kDim)
     tiles.add_keys(state);
     __syncthreads();  // the tiles have been read
   }
-  bool good =
-      moderate(largest_q, alpha) && moderate(largest_k, beta) && largest_o.at_most(kLargestFloat);
+  bool good = moderate(largest_q, alpha) && moderate(largest_k, beta) &&
+              largest_o.at_most(largest_result<T>(call));
   good = write_after(causal, piece, state) && good;
   report_reach(causal, piece, good);
 }

@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(2 * kDim, 128 / kDim)
     store_float_rows<32>(dv + channel, call.dv.token, row, piece.count, dim_v - channel, dv_acc);
     store_float_rows<32>(dk + channel, call.dk.token, row, piece.count, dim - channel, du);
   }
-  report_reach(causal, piece, largest.at_most(kLargestFloat));
+  report_reach(causal, piece, largest.at_most(largest_result<T>(call)));
 }
 
 }  // namespace lln::cuda

@@ -179,9 +179,9 @@ __global__ void __launch_bounds__(2 * kDim, 128 / kDim)
     tiles.add_keys(state);
     __syncthreads();  // the tiles have been read
   }
-  report_reach(
-      causal, piece,
-      moderate(largest_q, alpha) && moderate(largest_k, beta) && largest_dq.at_most(kLargestFloat));
+  report_reach(causal, piece,
+               moderate(largest_q, alpha) && moderate(largest_k, beta) &&
+                   largest_dq.at_most(largest_result<T>(call)));
 }
 
 }  // namespace lln::cuda

@@ -145,6 +145,14 @@ class LargestFloat {
 };
 inline constexpr float kLargestFloat = 3.4028235e38F;
 
+// Of results that are in reach. Where Diag is added to what has been stored, that must be finite:
+// the sum of both may be.
+template <class T>
+__device__ inline float largest_result(const DeviceCall& call) {
+  if (std::is_same_v<T, F16> && call.kind == Kind::lln_diag) return 65504;
+  return kLargestFloat;
+}
+
 // Whether exponents `scale` x are in reach.
 __device__ inline bool moderate(const LargestFloat& x, float scale) {
   return x.at_most(kLargestModerate / fabsf(scale * kLog2E));

@@ -16,50 +16,7 @@ namespace {
 
 constexpr int kLargest = 128;
 
-std::string refusal(const Problem& p) {
-  if (!p.has_diag()) return "takes kinds diag and lln+diag alone";
-  if (p.dtype != DType::f32) return "takes f32 alone";
-  if (p.causal && p.has_lln()) return "takes no causal lln+diag";
-  const std::string why = float_diag_refusal(p);
-  if (!why.empty()) return why;
-  Problem either = p;
-  either.causal = false;  // a mask inside the tiles
-  return tiled_refusal(either);
-}
-
-template <int kDim>
-void launch_forward(const TiledCall& tiled, const TiledPlan& plan) {
-  launch("float_diag_forward", float_diag_forward<kDim>,
-         LaunchShape{plan.row_jobs * tiled.call.heads, kDiagThreads, kFloatDiagShared<kDim>,
-                     plan.stream, tiled.call.kind == Kind::lln_diag},
-         tiled);
-}
-
-template <int kDim>
-void launch_backward(const TiledCall& tiled, const TiledPlan& plan) {
-  using Shape = FloatDiagBackwardShape<kDim>;
-  launch("float_diag_backward", float_diag_backward<kDim>,
-         LaunchShape{plan.key_rows_jobs * tiled.call.heads_k, Shape::kThreads, Shape::kShared,
-                     plan.stream, tiled.call.kind == Kind::lln_diag},
-         tiled);
-}
-
-template <int kDim>
-void launch_diag(Op op, const TiledWork& work) {
-  (op == Op::backward ? launch_backward<kDim> : launch_forward<kDim>)(work.tiled, work.plan);
-}
-
-void run(const Call& call) {
-  const Problem& p = call.problem;
-  if (!tiled_takes(call)) return plain_kernel(p.op).run(call);
-  const TiledWork work = prepare_tiled(call);
-  if (p.has_lln()) launch_float_lln(p.op, work);
-  launch_float_diag(p.op, work);
-}
-
-}  // namespace
-
-std::string float_diag_refusal(const Problem& p) {
+std::string part_refusal(const Problem& p) {
   // Also where all sequences are shorter: others beside them must not change the kernel.
   if (p.diag_block > kDiagTile) return "takes blocks up to " + std::to_string(kDiagTile);
   // The widest gradients take more shared memory than some devices have.
@@ -70,28 +27,62 @@ std::string float_diag_refusal(const Problem& p) {
   return "takes dim and dim_v up to " + std::to_string(largest);
 }
 
-std::size_t float_diag_bytes(const Problem& p) { return table_bytes(p); }
-
-TiledWork prepare_float_diag(const Call& call) {
-  Call alone = call;
-  alone.problem.kind = Kind::diag;  // without the scratch memory of an LLN part
-  TiledWork work = prepare_tiled(alone);
-  DeviceCall& device = work.tiled.call;
-  device.kind = call.problem.kind;
-  device.diag_weight = make_device_call(call).diag_weight;
-  return work;
+std::string refusal(const Problem& p) {
+  if (!p.has_diag()) return "takes kinds diag and lln+diag alone";
+  if (p.dtype != DType::f32) return "takes f32 alone";
+  if (p.causal && p.has_lln()) return "takes no causal lln+diag";
+  const std::string why = part_refusal(p);
+  if (!why.empty()) return why;
+  Problem either = p;
+  either.causal = false;  // a mask inside the tiles
+  return tiled_refusal(either);
 }
 
-void launch_float_diag(Op op, const TiledWork& work) {
+template <int kDim>
+void launch_forward(const TiledCall& tiled, const TiledPlan& plan) {
+  launch("float_diag_forward", float_diag_forward<kDim>,
+         LaunchShape{plan.row_jobs * tiled.call.heads, kDiagThreads, kFloatDiagShared<kDim>,
+                     plan.stream, tiled.adds},
+         tiled);
+}
+
+template <int kDim>
+void launch_backward(const TiledCall& tiled, const TiledPlan& plan) {
+  using Shape = FloatDiagBackwardShape<kDim>;
+  launch("float_diag_backward", float_diag_backward<kDim>,
+         LaunchShape{plan.key_rows_jobs * tiled.call.heads_k, Shape::kThreads, Shape::kShared,
+                     plan.stream, tiled.adds},
+         tiled);
+}
+
+template <int kDim>
+void launch_diag(Op op, const TiledWork& work) {
+  (op == Op::backward ? launch_backward<kDim> : launch_forward<kDim>)(work.tiled, work.plan);
+}
+
+void launch_of_width(const Problem& p, const TiledWork& work) {
   switch (work.plan.width) {
     case 32:
-      return launch_diag<32>(op, work);
+      return launch_diag<32>(p.op, work);
     case 64:
-      return launch_diag<64>(op, work);
+      return launch_diag<64>(p.op, work);
     default:
-      return launch_diag<128>(op, work);
+      return launch_diag<128>(p.op, work);
   }
 }
+
+void run(const Call& call) {
+  const Problem& p = call.problem;
+  if (!tiled_takes(call)) return plain_kernel(p.op).run(call);
+  TiledWork work = prepare_tiled(call);
+  if (p.has_lln()) launch_float_lln(p.op, work);
+  work.tiled.adds = p.has_lln();
+  launch_of_width(p, work);
+}
+
+}  // namespace
+
+const DiagPart kFloatDiagPart = {part_refusal, prepare_diag_part, launch_of_width};
 
 std::vector<Kernel> tiled_f32_diag_forward_kernels() {
   return {{"cuda-tiled-f32-diag", refusal, tiled_bytes, run, DeviceKind::cuda,

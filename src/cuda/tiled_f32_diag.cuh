@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 3 : 2)
       }
     }
     put_float_rows(piece.rows<float>(call.o) + away * call.o.token, call.o.token, first, tile.count,
-                   0, dim_v, acc, call.kind == Kind::lln_diag);
+                   0, dim_v, acc, tiled.adds);
   }
 }
 

@@ -88,6 +88,12 @@ TiledScratch lay_out(const Problem& p, bool own_states, std::byte* base) {
   return scratch;
 }
 
+// Without the scratch memory of an LLN part.
+Problem diag_alone(Problem p) {
+  p.kind = Kind::diag;
+  return p;
+}
+
 // Where the caller keeps the state of the keys, if anywhere.
 const AttentionSaved& state_of(const Call& call) {
   return call.problem.op == Op::backward ? call.grads.saved : call.out.saved;
@@ -250,6 +256,19 @@ TiledWork prepare_tiled(const Call& call, int row_piece_log2) {
     plan.key_rows_jobs = p.batch * (((p.tokens_k - 1) >> tiled.key_rows_piece_log2) + 1);
   }
   plan.stream = static_cast<cudaStream_t>(call.stream);
+  return work;
+}
+
+std::size_t diag_part_bytes(const Problem& p) {
+  return lay_out(diag_alone(p), true, nullptr).bytes;
+}
+
+TiledWork prepare_diag_part(const Call& call) {
+  Call alone = call;
+  alone.problem = diag_alone(call.problem);
+  TiledWork work = prepare_tiled(alone);
+  work.tiled.call.diag_weight = make_device_call(call).diag_weight;
+  work.tiled.adds = true;
   return work;
 }
 

@@ -66,4 +66,14 @@ struct TiledWork {
 // a piece; 0: as many as fill the device with blocks.
 TiledWork prepare_tiled(const Call& call, int row_piece_log2 = 0);
 
+// What a family of Diag has for the LLN part of another one: its kernels without LLN add to the
+// results of that part in place.
+struct DiagPart {
+  std::string (*refusal)(const Problem&);
+  TiledWork (*prepare)(const Call&);  // scratch memory of diag_part_bytes() is at the workspace
+  void (*launch)(const Problem&, const TiledWork&);
+};
+std::size_t diag_part_bytes(const Problem& p);
+TiledWork prepare_diag_part(const Call& call);
+
 }  // namespace lln::cuda

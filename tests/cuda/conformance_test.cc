@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
+#include <optional>
 
 #include "conformance/random_cases.h"
 #include "conformance/run.h"
@@ -84,7 +86,65 @@ TEST_F(CudaConformance, CausalDiagRunsOnTensorCores) {
       }
       EXPECT_EQ(chosen(fmt::format("{}:cuda:n90d64:diag64:causal:packed=3", type)),
                 "cuda-tiled-diag");
-      EXPECT_EQ(chosen(fmt::format("{}:cuda:n90d64:lln+diag100:causal", type)), "cuda-plain");
+    }
+  }
+}
+
+// In f16 with every block, in bf16 with those that its walks hold.
+TEST_F(CudaConformance, CausalLlnDiagRunsOnTensorCores) {
+  for (const std::string op : {"forward", "backward"}) {
+    const auto chosen = [&](const std::string& problem) {
+      return explain(parse_problem(op + ":" + problem)).chosen;
+    };
+    for (const char* shape : {"n4096d64", "h4k2n130d128", "b3n70d24v40"}) {
+      for (const char* flags : {"diag64:causal", "diag100:causal", "diag5000:causal:masked"}) {
+        const std::string problem = fmt::format("f16:cuda:{}:lln+{}", shape, flags);
+        EXPECT_EQ(chosen(problem), "cuda-tiled-f16-causal") << op << ' ' << problem;
+      }
+    }
+    EXPECT_EQ(chosen("f16:cuda:n90d64:lln+diag64:causal:packed=3"), "cuda-tiled-f16-causal");
+    EXPECT_EQ(chosen("f16:cuda:n90d136:lln+diag64:causal"), "cuda-plain");
+    EXPECT_EQ(chosen("bf16:cuda:n90d64:lln+diag100:causal"), "cuda-plain");
+  }
+}
+
+// The LLN part of f16 is stored before Diag is added to it: where the sum is in reach of f16, the
+// part need not be. The tensor-core kernels leave such heads to the plain ones.
+TEST_F(CudaConformance, PartsOutOfReachOfF16) {
+  Case c = make_case("forward:f16:cpu:b1h3n130d32:lln+diag64:causal");
+  c.weights = conformance::WeightForm::head;
+  c.two_weights = true;
+  Inputs in = conformance::make_inputs(c, c.problem.dtype);
+  for (const std::int64_t head : {0, 1, 2}) {
+    in.lln_weight.set(0, head, 0, 0, 4);
+    in.diag_weight.set(0, head, 0, 0, -3.5);
+  }
+  in.v.for_each([&](auto b, auto h, auto n, auto ch) {
+    if (h == 1) in.v.set(b, h, n, ch, 20000 + 64 * static_cast<double>(n % 7));
+  });
+  const TensorSet found = run_on_device(c, in, {.kernel = "cuda-tiled-f16-causal"});
+  const TensorSet plain = run_on_device(c, in, {.kernel = "cuda-plain"});
+  EXPECT_EQ(first_difference(found.at("o"), 0,
+                             [&](auto b, auto h, auto n, auto ch) -> std::optional<double> {
+                               if (h != 1) return std::nullopt;
+                               return plain.at("o").get(b, h, n, ch);
+                             }),
+            "");
+  EXPECT_TRUE(std::isfinite(plain.at("o").get(0, 1, 100, 3)));
+  EXPECT_EQ(first_difference(found.at("o"), 0.05, plain.at("o")), "");
+}
+
+// Below the normal numbers of f16 both roundings are as large as the sum's own: a unit, not half.
+TEST_F(CudaConformance, SubnormalSumsOfF16) {
+  constexpr double kUnit = 0x1p-24;
+  for (const std::string op : {"forward", "backward"}) {
+    Case c = make_case(op + ":f16:cpu:b1h2n130d32:lln+diag64:causal");
+    c.style = conformance::InputStyle::denormal;
+    const Inputs in = conformance::make_inputs(c, c.problem.dtype);
+    const TensorSet found = run_on_device(c, in, {.kernel = "cuda-tiled-f16-causal"});
+    const TensorSet plain = run_on_device(c, in, {.kernel = "cuda-plain"});
+    for (const TensorSet::Entry& entry : found.entries()) {
+      EXPECT_EQ(first_difference(entry.tensor, kUnit, plain.at(entry.name)), "") << entry.name;
     }
   }
 }

@@ -220,20 +220,21 @@ std::int64_t cost(const Problem& p) {
 }
 
 // What a few cases stand for. Warps that share rows, and what they exchange, are others in each
-// width of tiles.
+// width of tiles; LLN+Diag is in some families the kernels of each, one after the other.
 struct Form {
   Op op;
   std::string kernel;
-  bool causal = false;
+  bool causal = false, both = false;
   int width = 0;
   bool grouped = false;
   auto operator<=>(const Form&) const = default;
 };
 Form form_of(const Problem& p, const std::string& kernel, bool by_width) {
-  if (!by_width) return {p.op, kernel, p.causal};
+  const bool both = p.kind == Kind::lln_diag;
+  if (!by_width) return {p.op, kernel, p.causal, both};
   const std::int64_t widest = std::max(p.dim, p.dim_v);
   const int width = widest <= 32 ? 32 : widest <= 64 ? 64 : widest <= 128 ? 128 : 256;
-  return {p.op, kernel, p.causal, width, p.heads != p.heads_k};
+  return {p.op, kernel, p.causal, both, width, p.heads != p.heads_k};
 }
 
 // The cheapest cases of every form that have so many tokens.
