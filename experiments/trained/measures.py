@@ -78,6 +78,7 @@ class Bench:
         self.score = minilm.sts_b_score(sts, PART, self.tokenizer)
         self.calibrated = functools.cache(self._calibrated)
         self.seen = functools.cache(self._seen)
+        self.instruments = functools.cache(self._instruments)
 
     def batches(self, texts, seed):
         """Of paragraphs of equal length, in the order of the seed; none is held out of them."""
@@ -114,20 +115,20 @@ class Bench:
             **found.scores,
         }
 
-    def instruments(self, row):
-        """Of what reads all keys: for every head of every layer one number each."""
+    def _instruments(self, long, mode, factor):
+        """Of what reads all keys, by the names of a row: a number for every head of every layer."""
         found = {name: [] for name in NUMBERS}
         for index, (name, q, k) in enumerate(self.seen()):
             given = {}
-            if row.long == "lln":
-                heads = torch.full((q.shape[1],), row.factor)
+            if long == "lln":
+                heads = torch.full((q.shape[1],), factor)
                 given = {"alpha": heads, "beta": heads}
-                if row.mode in CALIBRATED:
-                    layer = self.calibrated(row.mode).layer(name)
+                if mode in CALIBRATED:
+                    layer = self.calibrated(mode).layer(name)
                     given = {x: torch.tensor(getattr(layer, x)) for x in given}
-            if row.long == "softmax":
-                q = q / row.factor
-            for head in lln_attention.analyze(q, k, kinds=(row.long,), layer=index, **given):
+            if long == "softmax":
+                q = q / factor
+            for head in lln_attention.analyze(q, k, kinds=(long,), layer=index, **given):
                 for own, theirs in NUMBERS.items():
                     found[own].append(head[theirs])
         return found
@@ -136,7 +137,7 @@ class Bench:
         """Without any training."""
         found = self.quality(self.student(row))
         if row.long not in ("", "uniform"):
-            found["instruments"] = self.instruments(row)
+            found["instruments"] = self.instruments(row.long, row.mode, row.factor)
         return rounded(found, 5)
 
     def recovered(self, row, seed, progress=None):
