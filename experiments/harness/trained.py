@@ -9,10 +9,10 @@ import statistics
 
 from harness import analysis, figures, trained_plan
 from harness.converted import score
-from harness.document import Code, Heading, Points, Table, Text
+from harness.document import Code, Heading, Table, Text
 from harness.numbers import NONE, fixed
 from harness.summary import critical, spearman
-from harness.trained_plan import BLOCK, BLOCKS, MODES, RECOVERED, SCALES, SETTINGS
+from harness.trained_plan import BLOCK, BLOCKS, RECOVERED, SCALES, SETTINGS
 
 NAME = "trained"
 ABOUT = f"""
@@ -20,37 +20,38 @@ all-MiniLM-L6-v2, a sentence encoder of 6 layers and 12 heads of 32 channels tha
 softmax, on paragraphs of English Wikipedia cut to {SETTINGS["tokens"]} tokens: how well does each
 attention stand in for softmax? Matching, the exponential, alpha = beta, the temperature and the
 block are changed one at a time, in all layers. The error is |difference| / |hidden states| against
-the model with softmax on {SETTINGS["held_out"]} paragraphs that were held out, after the last layer
-and as a mean over the layers; the cosine is that of the embeddings, a mean over paragraphs; STS-B
-is Spearman's correlation with people's judgements on the development set, whose sentences have 14
-tokens on average, so that most lie inside one block of Diag. Blocks have {BLOCK} tokens, the
-mix is one half. Calibrated rows have alpha and beta of each head from
+the model with softmax on {SETTINGS["held_out"]} paragraphs that were held out, after the last
+layer and as a mean over the layers; the cosine is that of the embeddings, a mean over paragraphs;
+STS-B is Spearman's correlation with people's judgements on the development set, whose sentences
+have 14 tokens on average, so that most lie inside one block of Diag. Blocks have {BLOCK} tokens,
+the mix is one half. Calibrated rows have alpha and beta of each head from
 {SETTINGS["calibration"]} other paragraphs; quadratic is (q.k)^2; ELU, ReLU, softplus and power 2
-are the library's and have alpha = beta = 1. Uniform reads all keys alike, which is what an attention
-gives that looks at nothing."""
+are the library's and have alpha = beta = 1. Uniform reads all keys alike, which is what an
+attention gives that looks at nothing."""
 LINEAR = """
-The signed linear attention of the [zoo](zoo.md) is not here: its rows are not normalised, its
-size is set by a norm behind it that this model does not have, so that putting it in place of softmax
+The signed linear attention of the [zoo](zoo.md) is not here: its rows are not normalised, its size
+is set by a norm behind it that this model does not have, so that putting it in place of softmax
 would measure a scale and nothing else."""
 RECOVERY = f"""
-And after {SETTINGS["steps"]} steps of {SETTINGS["batch"]} paragraphs towards the hidden states with
-softmax (the losses of `lln_attention.convert`, AdamW at {SETTINGS["learning_rate"]:g} with alpha and
-beta frozen, all weights but the word embeddings), out of {SETTINGS["training"]} paragraphs that are
-neither calibrated on nor held out. A seed is an order of these paragraphs, and nothing else is
-random; ± is the standard deviation over seeds, behind it in brackets their number:"""
+And after {SETTINGS["steps"]} steps of {SETTINGS["batch"]} paragraphs towards the hidden states
+with softmax (the losses of `lln_attention.convert`, AdamW at {SETTINGS["learning_rate"]:g} with
+alpha and beta frozen, all weights but the word embeddings), out of {SETTINGS["training"]}
+paragraphs that are neither calibrated on nor held out. A seed is an order of these paragraphs, and
+nothing else is random; ± is the standard deviation over seeds, behind it in brackets their
+number:"""
 LIMITS = """
-It does not show what a model ends at that was trained with an attention from the beginning: this one
-has learned its queries and keys for softmax, and the recovery is minutes. It is one model, of short
-heads, at one length; the error counts all directions of the hidden states alike, also those that
-nobody reads."""
+It does not show what a model ends at that was trained with an attention from the beginning: this
+one has learned its queries and keys for softmax, and the recovery is minutes. It is one model, of
+short heads, at one length; the error counts all directions of the hidden states alike, also those
+that nobody reads."""
 PREDICTION = f"""
 Do the instruments predict this? For each head the distance of entropy, spectral gap and
 log-variance of what reads all keys from those of softmax, on {SETTINGS["analyzed"]} of the
 paragraphs held out and with the queries and keys of the model before any swap, against three
 qualities; of rows with blocks of {BLOCK}. Rank correlation (Spearman): 1 would mean that rows that
 are farther from softmax are always worse, 0 that it says nothing. The last column is how large it
-must be to be told from chance (p < 0.05, two-sided) in one test of independent rows; here there are
-many tests, and rows resemble each other. Rows of which there are fewer than 5 are left out."""
+must be to be told from chance (p < 0.05, two-sided) in one test of independent rows; here there
+are many tests, and rows resemble each other. Rows of which there are fewer than 5 are left out."""
 FAMILIES = {"lln": "LLN", "softmax": "softmax at other temperatures"}  # the rest: other maps
 
 
@@ -120,9 +121,7 @@ def of_blocks(found, pattern, usual):
 def block_table(found):
     alone = dict(of_blocks(found, "diag-block={}", "diag"))
     mixed = dict(of_blocks(found, "lln+diag-entropy-block={}", "lln+diag-entropy"))
-    lines = [
-        [str(b), *cells(alone.get(b)), *cells(mixed.get(b))] for b in sorted({*alone, *mixed})
-    ]
+    lines = [[str(b), *cells(alone.get(b)), *cells(mixed.get(b))] for b in sorted({*alone, *mixed})]
     names = [name for name, *_ in MEASURES]
     head = [*(f"Diag alone: {name}" for name in names), *(f"LLN + Diag: {name}" for name in names)]
     return Table(["tokens of a block", *head], lines)
@@ -274,9 +273,9 @@ def prediction_drawing(found):
             "results_trained_prediction",
             figures.plot.Figure("Instruments and the error without training", legend, panels),
             "Every point is an attention without Diag in place of softmax in all layers. To the "
-            f"right: the distance of its instrument from softmax's on {SETTINGS['analyzed']} of the "
-            "paragraphs, the mean over 72 heads (entropy as a share of ln N, log-variance as the "
-            "size of the logarithm of the ratio). Upwards: the error of the hidden states. It "
+            f"right: the distance of its instrument from softmax's on {SETTINGS['analyzed']} of "
+            "the paragraphs, the mean over 72 heads (entropy as a share of ln N, log-variance as "
+            "the size of the logarithm of the ratio). Upwards: the error of the hidden states. It "
             "shows whether attentions that concentrate as softmax does stand in for it better. It "
             "does not show whether they read the same keys, nor what training makes of them.",
         )

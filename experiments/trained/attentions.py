@@ -8,9 +8,10 @@ SPDX-License-Identifier: Apache-2.0
 
 import torch
 from harness.trained_plan import MIX
+from transformers import AttentionInterface, AttentionMaskInterface
+
 from lln_attention import attention
 from lln_attention.hf.masks import key_padding_mask
-from transformers import AttentionInterface, AttentionMaskInterface
 
 WRITTEN_OUT = ("softmax", "quadratic", "uniform")
 

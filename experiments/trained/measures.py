@@ -19,7 +19,7 @@ from lln_attention.text_batches import TextBatches
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "examples/python"))
 
-import minilm  # noqa: E402
+import minilm
 
 PART = "dev"  # of STS-B
 CALIBRATED = ("paper", "per_head", "exact", "entropy")
