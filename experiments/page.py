@@ -22,7 +22,7 @@ from harness import (  # noqa: E402
     document,
     overview,
     plan,
-    trained,
+    trained_page,
     views,
 )
 from harness.document import Heading, Picture, Text  # noqa: E402
@@ -43,7 +43,7 @@ GROUPS = {
     9: "Small scale, on a CPU",
 }
 # What is of another kind than trainings, behind those of a group: of its own records.
-FURTHER = {1: converted.blocks, 2: trained.blocks, 7: capacity.blocks}
+FURTHER = {1: converted.blocks, 2: trained_page.blocks, 7: capacity.blocks}
 # What is said of several experiments, behind those of a group.
 OVERALL = {
     2: (analysis.worth, analysis.sweeps, analysis.prediction),

@@ -18,7 +18,7 @@ MAPS = {
 }
 BLOCKS = (8, 32, 64)  # beside BLOCK
 SEEDS = (0, 1, 2)
-STAGES = ("swapped", "recovered")
+STAGES = ("outputs", "swapped", "recovered")
 SETTINGS = {
     "tokens": 128,  # of each paragraph
     "calibration": 64,  # paragraphs
@@ -113,16 +113,16 @@ RECOVERED = (
 
 
 def jobs(names=None, stages=STAGES, seeds=SEEDS):
-    """[(stage, row, seed)] in the order in which they are run. Swapping has nothing random."""
+    """[(stage, row, seed)] in the order in which they are run; only a recovery is random."""
     all_rows = rows()
-    found = [("swapped", row, 0) for row in all_rows.values()]
+    found = [(stage, row, 0) for stage in STAGES[:2] for row in all_rows.values()]
     found += [("recovered", all_rows[name], seed) for seed in SEEDS for name in RECOVERED]
     return [
         (stage, row, seed)
         for stage, row, seed in found
         if stage in stages
         and (names is None or row.name in names)
-        and (stage == "swapped" or seed in seeds)
+        and (stage != "recovered" or seed in seeds)
     ]
 
 

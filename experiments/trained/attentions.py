@@ -63,6 +63,13 @@ def read(row, q, k, v, counts=None, scales=None):
     return near if far is None else MIX * far + (1 - MIX) * near
 
 
+def use(model, name, forward):
+    """Has the model compute its attention by forward(module, q, k, v, mask), in place."""
+    AttentionInterface.register(name, forward)
+    AttentionMaskInterface.register(name, key_padding_mask)
+    model.set_attn_implementation(name)
+
+
 def swap(model, row, calibration=None):
     """Gives every layer of the model the row's attention, in place."""
     if calibration is not None:
@@ -75,7 +82,22 @@ def swap(model, row, calibration=None):
         counts = None if attention_mask is None else attention_mask.bool()
         return read(row, query, key, value, counts, scales).transpose(1, 2), None
 
-    name = f"trained-{row.name}"
-    AttentionInterface.register(name, forward)
-    AttentionMaskInterface.register(name, key_padding_mask)
-    model.set_attn_implementation(name)
+    use(model, f"trained-{row.name}", forward)
+
+
+@torch.no_grad()
+def inputs(model, batches):
+    """[(name of the layer, q, k, v)] of the model with softmax, for batches without padding."""
+    names = {module: name for name, module in model.named_modules()}
+    found = {}
+
+    def forward(module, query, key, value, attention_mask, **_):
+        found.setdefault(names[module], []).append((query, key, value))
+        return softmax(query, key, value, attention_mask, 1).transpose(1, 2), None
+
+    before = model.config._attn_implementation
+    use(model, "trained-inputs", forward)
+    for batch in batches:
+        model(**batch)
+    model.set_attn_implementation(before)
+    return [(name, *map(torch.cat, zip(*calls, strict=True))) for name, calls in found.items()]

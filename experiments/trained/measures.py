@@ -11,6 +11,7 @@ import sys
 
 import attentions
 import torch
+from harness import trained_plan
 from harness.record import rounded, thinned
 
 import lln_attention
@@ -90,13 +91,8 @@ class Bench:
     def _calibrated(self, mode):
         return lln_attention.calibrate(self.model, self.calibration, mode=mode)
 
-    @torch.no_grad()
     def _seen(self):
-        """Queries and keys of every layer of the model with softmax: [(name, q, k)]."""
-        with lln_attention.collect(self.model) as found:
-            for batch in self.analyzed:
-                self.model(**batch)
-        return [(name, *found.tensors(name)) for name in found.layers]
+        return attentions.inputs(self.model, self.analyzed)
 
     def student(self, row):
         """A copy of the model with the row's attention."""
@@ -115,17 +111,22 @@ class Bench:
             **found.scores,
         }
 
+    def scales(self, mode, layer):
+        """alpha and beta of the heads of a layer, where the mode is one of a calibration."""
+        if mode not in CALIBRATED:
+            return None
+        found = self.calibrated(mode).layer(layer)
+        return torch.tensor(found.alpha), torch.tensor(found.beta)
+
     def _instruments(self, long, mode, factor):
         """Of what reads all keys, by the names of a row: a number for every head of every layer."""
         found = {name: [] for name in NUMBERS}
-        for index, (name, q, k) in enumerate(self.seen()):
+        for index, (name, q, k, _) in enumerate(self.seen()):
             given = {}
             if long == "lln":
-                heads = torch.full((q.shape[1],), factor)
-                given = {"alpha": heads, "beta": heads}
-                if mode in CALIBRATED:
-                    layer = self.calibrated(mode).layer(name)
-                    given = {x: torch.tensor(getattr(layer, x)) for x in given}
+                heads = torch.full((q.shape[1],), float(factor))
+                alpha, beta = self.scales(mode, name) or (heads, heads)
+                given = {"alpha": alpha, "beta": beta}
             if long == "softmax":
                 q = q / factor
             for head in lln_attention.analyze(q, k, kinds=(long,), layer=index, **given):
@@ -133,12 +134,24 @@ class Bench:
                     found[own].append(head[theirs])
         return found
 
+    @torch.no_grad()
+    def outputs(self, row):
+        """How far what a head gives is from what it gives with softmax, from the same q, k and v:
+        |difference| / |output| for every head of every layer."""
+        softmax, found = trained_plan.rows()["softmax"], []
+        for name, q, k, v in self.seen():
+            o = attentions.read(row, q, k, v, None, self.scales(row.mode, name))
+            target = attentions.read(softmax, q, k, v)
+            errors = [(x.square().sum((0, 2, 3))) for x in (o - target, target)]
+            found += (errors[0] / errors[1]).sqrt().tolist()
+        return rounded({"output_errors": found}, 5)
+
     def swapped(self, row):
         """Without any training."""
         found = self.quality(self.student(row))
         if row.long not in ("", "uniform"):
-            found["instruments"] = self.instruments(row.long, row.mode, row.factor)
-        return rounded(found, 5)
+            found["instruments"] = rounded(self.instruments(row.long, row.mode, row.factor), 5)
+        return rounded(found, 7)
 
     def recovered(self, row, seed, progress=None):
         """After a training towards the hidden states with softmax."""
@@ -153,4 +166,4 @@ class Bench:
         losses = [hidden for hidden, _ in state.losses]
         points = thinned([[i + 1, loss] for i, loss in enumerate(losses)], 15)
         found = self.quality(model) | {"losses": points, "training_seconds": state.seconds}
-        return rounded(found, 5)
+        return rounded(found, 7)

@@ -16,7 +16,7 @@ ROOT = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else __file__).resolve(
 ROOT = ROOT if ROOT.is_dir() else ROOT.parents[2]
 sys.path.insert(0, str(ROOT / "experiments"))
 
-from harness import document, trained, trained_plan  # noqa: E402
+from harness import document, trained, trained_page, trained_plan  # noqa: E402
 
 ROWS = trained_plan.rows()
 
@@ -46,7 +46,9 @@ def page(*records):
         path = pathlib.Path(folder) / trained.NAME / "records.jsonl"
         path.parent.mkdir()
         path.write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
-        return trained.read(path.parents[1]), document.markdown(trained.blocks(path.parents[1]))
+        return trained.read(path.parents[1]), document.markdown(
+            trained_page.blocks(path.parents[1])
+        )
 
 
 SOFTMAX = record("softmax", 0.0, sts=0.9, entropy=[2.0, 4.0])
@@ -111,7 +113,7 @@ class Page(unittest.TestCase):
         self.assertNotIn("0.800 |", text)
 
     def test_no_records(self):
-        self.assertEqual(trained.blocks(ROOT / "docs"), [])
+        self.assertEqual(trained_page.blocks(ROOT / "docs"), [])
 
 
 class Prediction(unittest.TestCase):
