@@ -9,9 +9,11 @@ import math
 import statistics
 
 from harness import analysis, trained_plan
+from harness.summary import critical, spearman
 from harness.trained_plan import BLOCK, RECOVERED, SETTINGS
 
 NAME = "trained"
+OUTPUT = "Output of heads"  # beside the instruments
 FAMILIES = {"lln": "LLN", "softmax": "softmax at other temperatures"}  # the rest: other maps
 
 
@@ -50,6 +52,13 @@ def swapped(found, name):
     """What was found of a row without training, or nothing."""
     seeds = found.get(("swapped", name))
     return seeds[0]["found"] if seeds else None
+
+
+def output_error(found, name):
+    """How far what a head gives is from what softmax gives, from the same queries, keys and values:
+    the mean over the heads of all layers, or nothing."""
+    seeds = found.get(("outputs", name))
+    return statistics.fmean(seeds[0]["found"]["output_errors"]) if seeds else None
 
 
 def recovered(found, name):
@@ -101,16 +110,20 @@ def group_of(row):
 
 def points(found, quality):
     """{instrument: [(group, distance from softmax's, quality, row)]} of the rows that quality(name)
-    is known of; softmax itself is what they are compared with, alone and beside Diag."""
-    made = {name: [] for name in analysis.DISTANCES}
+    is known of; softmax itself is what they are compared with, alone and beside Diag. OUTPUT is the
+    distance of what the heads give."""
+    made = {name: [] for name in (*analysis.DISTANCES, OUTPUT)}
     reference = swapped(found, "softmax")
     for row in trained_plan.rows().values():
         own, number = swapped(found, row.name), quality(row.name)
         one_setting = row.block == BLOCK and row.name not in ("softmax", "softmax+diag")
         if not (own and own.get("instruments") and number is not None and one_setting):
             continue
-        for name, some in made.items():
-            some.append((group_of(row), distance(own, reference, name), number, row.name))
+        for name in analysis.DISTANCES:
+            apart = distance(own, reference, name)
+            made[name].append((group_of(row), apart, number, row.name))
+        if (apart := output_error(found, row.name)) is not None:
+            made[OUTPUT].append((group_of(row), apart, number, row.name))
     return made
 
 
@@ -127,6 +140,22 @@ def qualities(found):
         ("STS-B lost, swapped", of(lambda own: sts(best) - sts(own))),
         ("error, recovered", lambda name: recovered_mean(found, name, last_error)),
     )
+
+
+PARTS = ("without Diag", "LLN, without Diag", "with Diag", "LLN, with Diag")
+
+
+def correlations(found):
+    """[(quality, instrument, part, points, rank correlation)] where there are points enough."""
+    made = []
+    for what, quality in qualities(found):
+        for name, some in points(found, quality).items():
+            for part in PARTS:
+                own = [p for p in some if p[0] == part or p[0].endswith(f" {part}")]
+                if critical(len(own)):
+                    rho = spearman([p[1] for p in own], [p[2] for p in own])
+                    made.append((what, name, part, len(own), rho))
+    return made
 
 
 def median_seconds(found, stage):

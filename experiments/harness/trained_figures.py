@@ -81,8 +81,8 @@ def prediction(found):
             "Every point is an attention without Diag in place of softmax in all layers. To the "
             f"right: the distance of its instrument from softmax's on {SETTINGS['analyzed']} of "
             "the paragraphs, the mean over 72 heads (entropy as a share of ln N, log-variance as "
-            "the size of the logarithm of the ratio). Upwards: the error of the hidden states. It "
-            "shows whether attentions that concentrate as softmax does stand in for it better. It "
-            "does not show whether they read the same keys, nor what training makes of them.",
+            "the size of the logarithm of the ratio), or of what the heads give. Upwards: the "
+            "error of the hidden states. It shows whether attentions that concentrate as softmax "
+            "does stand in for it better. It does not show what training makes of them.",
         )
     ]

@@ -9,7 +9,7 @@ from harness import analysis, trained, trained_figures, trained_plan
 from harness.converted import score
 from harness.document import Code, Heading, Points, Table, Text
 from harness.numbers import NONE, fixed
-from harness.summary import critical, spearman
+from harness.summary import critical
 from harness.trained import cosine, last_error, mean_error, sts, swapped
 from harness.trained_plan import BLOCK, BLOCKS, MAPS, MODES, SCALES, SETTINGS
 
@@ -19,13 +19,14 @@ softmax, on paragraphs of English Wikipedia cut to {SETTINGS["tokens"]} tokens: 
 attention stand in for softmax? Matching, the exponential, alpha = beta, the temperature and the
 block are changed one at a time, in all layers. The error is |difference| / |hidden states| against
 the model with softmax on {SETTINGS["held_out"]} paragraphs that were held out, after the last
-layer and as a mean over the layers; the cosine is that of the embeddings, a mean over paragraphs;
-STS-B is Spearman's correlation with people's judgements on the development set, whose sentences
-have 14 tokens on average, so that most lie inside one block of Diag. Blocks have {BLOCK} tokens,
-the mix is one half. Calibrated rows have alpha and beta of each head from
-{SETTINGS["calibration"]} other paragraphs; quadratic is (q.k)^2; ELU, ReLU, softplus and power 2
-are the library's and have alpha = beta = 1. Uniform reads all keys alike, which is what an
-attention gives that looks at nothing."""
+layer and as a mean over the layers; that of the heads is of what each gives from the same queries,
+keys and values (those of the model with softmax on {SETTINGS["analyzed"]} of the paragraphs), a
+mean over all heads; the cosine is that of the embeddings, a mean over paragraphs; STS-B is
+Spearman's correlation with people's judgements on the development set, whose sentences have 14
+tokens on average, so that most lie inside one block of Diag. Blocks have {BLOCK} tokens, the mix
+is one half. Calibrated rows have alpha and beta of each head from {SETTINGS["calibration"]} other
+paragraphs; quadratic is (q.k)^2; ELU, ReLU, softplus and power 2 are the library's and have alpha
+= beta = 1. Uniform reads all keys alike, which is what an attention gives that looks at nothing."""
 LINEAR = """
 The signed linear attention of the [zoo](zoo.md) is not here: its rows are not normalised, its size
 is set by a norm behind it that this model does not have, so that putting it in place of softmax
@@ -47,10 +48,11 @@ PREDICTION = f"""
 Do the instruments predict this? For each head the distance of entropy, spectral gap and
 log-variance of what reads all keys from those of softmax, on {SETTINGS["analyzed"]} of the
 paragraphs held out and with the queries and keys of the model before any swap, against four
-qualities; of rows with blocks of {BLOCK}. Rank correlation (Spearman): 1 would mean that rows that
-are farther from softmax are always worse, 0 that it says nothing. The last column is how large it
-must be to be told from chance (p < 0.05, two-sided) in one test of independent rows; here there
-are many tests, and rows resemble each other. Rows of which there are fewer than 5 are left out."""
+qualities; beside them the error of what the heads give, for which one must compute softmax itself;
+of rows with blocks of {BLOCK}. Rank correlation (Spearman): 1 would mean that rows that are
+farther from softmax are always worse, 0 that it says nothing. The last column is how large it must
+be to be told from chance (p < 0.05, two-sided) in one test of independent rows; here there are
+many tests, and rows resemble each other. Rows of which there are fewer than 5 are left out."""
 MEASURES = (
     ("error, last layer", last_error, lambda x: fixed(x, 3)),
     ("all layers", mean_error, lambda x: fixed(x, 3)),
@@ -60,37 +62,37 @@ MEASURES = (
 LABELS = {row.name: row.label for row in trained_plan.rows().values()}
 
 
-def cells(own):
-    return [NONE if own is None else text(of(own)) for _, of, text in MEASURES]
+NAMES = ("heads", *(name for name, *_ in MEASURES))
+
+
+def cells(found, name):
+    """What a row does without training."""
+    own = swapped(found, name)
+    shown = [NONE if own is None else text(of(own)) for _, of, text in MEASURES]
+    return [fixed(trained.output_error(found, name), 3), *shown]
 
 
 def swapped_table(found):
     """A line a row without Diag, and beside it the same with Diag."""
     lines = []
     for row in trained_plan.rows().values():
-        if row.diag:
-            continue
-        both = [swapped(found, row.name), swapped(found, trained_plan.with_diag(row).name)]
-        if any(both):
-            lines.append([row.label, *cells(both[0]), *cells(both[1])])
-    if own := swapped(found, "diag"):
-        lines.append(["nothing (Diag alone)", *[NONE] * len(MEASURES), *cells(own)])
-    names = [name for name, *_ in MEASURES]
-    return Table(["in place of softmax", *names, *(f"+ Diag: {name}" for name in names)], lines)
-
-
-def of_blocks(found):
-    """Of Diag alone, and of LLN (entropy) beside it."""
-    alone = trained.varied(found, "diag-block={}", BLOCKS, {BLOCK: "diag"})
-    name = "lln+diag-entropy"
-    return alone, trained.varied(found, name + "-block={}", BLOCKS, {BLOCK: name})
+        both = (row.name, with_diag(row.name))
+        if not row.diag and any(swapped(found, name) for name in both):
+            lines.append([row.label, *(cell for name in both for cell in cells(found, name))])
+    if swapped(found, "diag"):
+        lines.append(["nothing (Diag alone)", *[NONE] * len(NAMES), *cells(found, "diag")])
+    return Table(["in place of softmax", *NAMES, *(f"+ Diag: {name}" for name in NAMES)], lines)
 
 
 def block_table(found):
-    alone, mixed = map(dict, of_blocks(found))
-    lines = [[str(b), *cells(alone.get(b)), *cells(mixed.get(b))] for b in sorted({*alone, *mixed})]
-    names = [name for name, *_ in MEASURES]
-    head = [*(f"Diag alone: {name}" for name in names), *(f"LLN + Diag: {name}" for name in names)]
+    """Diag alone, and LLN (entropy) beside it."""
+    lines = []
+    for block in sorted((BLOCK, *BLOCKS)):
+        end = "" if block == BLOCK else f"-block={block}"
+        both = (f"diag{end}", f"lln+diag-entropy{end}")
+        if any(swapped(found, name) for name in both):
+            lines.append([str(block), *(cell for name in both for cell in cells(found, name))])
+    head = [f"{who}: {name}" for who in ("Diag alone", "LLN + Diag") for name in NAMES]
     return Table(["tokens of a block", *head], lines)
 
 
@@ -111,8 +113,8 @@ def recovered_table(found):
         told = share is not None and name.partition("-")[0].endswith("+diag")
         added = f"{100 * share:.0f}%" if told else NONE
         lines.append([LABELS[name], fixed(before and last_error(before), 3), *numbers, added])
-    if own := swapped(found, "softmax"):
-        lines.insert(0, [LABELS["softmax"], fixed(0, 3), *cells(own), NONE])
+    if swapped(found, "softmax"):
+        lines.insert(0, [LABELS["softmax"], fixed(0, 3), *cells(found, "softmax")[1:], NONE])
     head = ["attention", "error, swapped", *(name for name, *_ in MEASURES), "added to Diag"]
     return Table(head, lines, {0})
 
@@ -161,48 +163,77 @@ def with_diag(name):
     return trained_plan.with_diag(trained_plan.rows()[name]).name
 
 
-def recovered_findings(found):
-    """What matching, the map and the long-range part are worth after the recovery."""
+WORTH = (
+    ("LLN (entropy) beside Diag", "diag", "lln+diag-entropy"),
+    ("softmax beside Diag", "diag", "softmax+diag"),
+    ("matching beside Diag: per_head in place of none", "lln+diag-none", "lln+diag-per_head"),
+    ("matching beside Diag: entropy in place of none", "lln+diag-none", "lln+diag-entropy"),
+    ("matching alone: entropy in place of none", "lln-none", "lln-entropy"),
+    *(
+        (f"beside Diag: {label} in place of exp (entropy)", "lln+diag-entropy", f"{name}+diag")
+        for name, label in MAPS.items()
+    ),
+    ("alone: ELU in place of exp (entropy)", "lln-entropy", "elu"),
+    ("alone: ReLU in place of exp (entropy)", "lln-entropy", "relu"),
+)
 
-    def error(name):
-        return trained.recovered_mean(found, name, last_error)
 
+def worth_table(found):
+    """The error after the recovery before and after one change."""
     lines = []
-    for what, before, after in (
-        ("Matching (entropy in place of none) beside Diag", "lln+diag-none", "lln+diag-entropy"),
-        ("Matching (per_head in place of none) beside Diag", "lln+diag-none", "lln+diag-per_head"),
-        ("Matching (entropy in place of none) without Diag", "lln-none", "lln-entropy"),
-        *(
-            (f"{label} in place of the exponential (entropy) beside Diag",
-             "lln+diag-entropy", f"{name}+diag")
-            for name, label in MAPS.items()
-        ),
-        ("LLN (entropy) beside Diag in place of Diag alone", "diag", "lln+diag-entropy"),
-        ("softmax beside Diag in place of Diag alone", "diag", "softmax+diag"),
-    ):  # fmt: skip
-        if None not in (error(before), error(after)):
-            change = error(after) - error(before)
-            counts = {len(trained.recovered(found, name)) for name in (before, after)}
-            seeds = "one seed" if 1 in counts else f"{min(counts)} seeds"
-            lines.append(f"{what}: the error changes by {change:+.3f} ({seeds}).")
-    return lines
+    for what, *names in WORTH:
+        own = [[last_error(x) for x in trained.recovered(found, name)] for name in names]
+        if not all(own):
+            continue
+        before, after = map(statistics.fmean, own)
+        parts = [statistics.variance(x) / len(x) if len(x) > 1 else None for x in own]
+        error = NONE if None in parts else f"± {sum(parts) ** 0.5:.3f}"
+        shown = [f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}", error]
+        lines.append([what, *shown, ", ".join(str(len(x)) for x in own)])
+    return Table(["change", "before", "after", "difference", "error", "seeds"], lines)
 
 
 def prediction_table(found):
+    """A line an instrument and part; the qualities without training have the same rows."""
+    own = {(name, part): {} for _, name, part, *_ in trained.correlations(found)}
+    for what, name, part, count, rho in trained.correlations(found):
+        own[name, part][what] = (count, rho)
+    *swaps, trained_error = (what for what, _ in trained.qualities(found))
     lines = []
-    for what, quality in trained.qualities(found):
-        for name, some in trained.points(found, quality).items():
-            for part in ("without Diag", "LLN, without Diag", "with Diag", "LLN, with Diag"):
-                own = [p for p in some if p[0] == part or p[0].endswith(f" {part}")]
-                least = critical(len(own))
-                if least is None:
-                    continue
-                rho = spearman([p[1] for p in own], [p[2] for p in own])
-                label = part if part.startswith("LLN") else f"all {part}"
-                shown = [analysis.correlation(rho), f"{least:.2f}"]
-                lines.append([what, name, label, str(len(own)), *shown])
-    head = ["quality", "instrument", "rows", "points", "rank correlation", "p < 0.05 from"]
-    return Table(head, lines)
+    for (name, part), by in own.items():
+        count = by[swaps[0]][0]
+        shown = [analysis.correlation(by[what][1]) for what in swaps]
+        line = [name, part if part.startswith("LLN") else f"all {part}", str(count), *shown]
+        line.append(f"{critical(count):.2f}")
+        if trained_error in by:
+            count, rho = by[trained_error]
+            line += [str(count), analysis.correlation(rho), f"{critical(count):.2f}"]
+        else:
+            line += [NONE] * 3
+        lines.append(line)
+    head = ["instrument", "rows", "points", *swaps, "p < 0.05 from"]
+    return Table([*head, "trained rows", trained_error, "p < 0.05 from"], lines)
+
+
+def verdict(count, rho):
+    if rho is None or abs(rho) < critical(count):
+        return "not to be told from chance"
+    return f"the closer to softmax, the {'better' if rho > 0 else 'worse'}"
+
+
+def prediction_findings(found):
+    """What the correlations with the errors say, in words."""
+    said = {}
+    for what, name, part, count, rho in trained.correlations(found):
+        if what.startswith("error"):
+            by = said.setdefault((what, part), {})
+            by.setdefault(verdict(count, rho), []).append(name.lower())
+    lines = []
+    for (what, part), by in said.items():
+        rows = part if part.startswith("LLN") else f"all {part}"
+        texts = (f"{', '.join(names)}: {text}" for text, names in by.items())
+        lines.append(f"{what[0].upper()}{what[1:]}, {rows}. {'; '.join(texts)}.")
+    return [Points(lines)] if lines else []
 
 
 def machines(found):
@@ -245,9 +276,11 @@ def blocks(folder):
         made += [
             Text(RECOVERY),
             recovered_table(found),
-            Points(recovered_findings(found)),
-            Text(f"A run takes {seconds:.0f} s (median; other work ran beside it). {LIMITS}"),
+            Text("One change at a time, error after the last layer:"),
+            worth_table(found),
+            Text(f"A run took {seconds:.0f} s (median; other work ran beside it). {LIMITS}"),
         ]
     if swapped(found, "softmax"):
-        made += [Text(PREDICTION), prediction_table(found), *trained_figures.prediction(found)]
+        made += [Text(PREDICTION), prediction_table(found), *prediction_findings(found)]
+        made += trained_figures.prediction(found)
     return made

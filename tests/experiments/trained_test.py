@@ -70,6 +70,8 @@ class Plan(unittest.TestCase):
         self.assertEqual(
             [(stage, row.name, seed) for stage, row, seed in chosen],
             [
+                ("outputs", "elu", 0),
+                ("outputs", "diag", 0),
                 ("swapped", "elu", 0),
                 ("swapped", "diag", 0),
                 ("recovered", "diag", 1),
@@ -82,6 +84,7 @@ class Page(unittest.TestCase):
     def test_tables(self):
         _, text = page(
             SOFTMAX,
+            record("lln-none", 0, "outputs", found={"output_errors": [0.2, 0.3]}),
             record("lln-none", 0.8, entropy=[3.0, 4.5]),
             record("lln+diag-none", 0.6, entropy=[3.0, 4.5]),
             DIAG,
@@ -90,10 +93,10 @@ class Page(unittest.TestCase):
             record("lln-none", 0.1, "recovered"),
         )
         self.assertIn(
-            "| LLN (alpha = beta = 1) | 0.800 | 0.600 | 0.900 | .8000 | 0.600 | 0.450 |", text
+            "| LLN (alpha = beta = 1) | 0.250 | 0.800 | 0.600 | 0.900 | .8000 | - | 0.600 |", text
         )
-        self.assertIn("| nothing (Diag alone) | - | - | - | - | 0.500 | 0.375 |", text)
-        self.assertIn("| 8 | 0.700 | 0.525 | 0.900 | .8000 | - | - | - | - |", text)
+        self.assertIn("| nothing (Diag alone) | - | - | - | - | - | - | 0.500 | 0.375 |", text)
+        self.assertIn("| 8 | - | 0.700 | 0.525 | 0.900 | .8000 | - | - | - | - | - |", text)
         self.assertIn("| Diag alone | 0.500 | 0.250 ± 0.071 (2) | 0.188 ± 0.053 (2) |", text)
         # The best first, behind softmax.
         lines = text[text.index("| attention | error, swapped |") :].splitlines()
@@ -102,8 +105,23 @@ class Page(unittest.TestCase):
             ["softmax", "LLN (alpha = beta = 1)", "Diag alone"],
         )
         self.assertIn(
-            "An Abacus, 2 cores of which 1 used, torch 2.0, revision 0123456 (8 runs)", text
+            "An Abacus, 2 cores of which 1 used, torch 2.0, revision 0123456 (9 runs)", text
         )
+
+    def test_one_change_at_a_time(self):
+        errors = {"diag": (0.5, 0.52), "softmax+diag": (0.3, 0.32), "lln+diag-entropy": (0.46,)}
+        found, text = page(
+            SOFTMAX,
+            *(
+                record(name, x, "recovered", seed)
+                for name, own in errors.items()
+                for seed, x in enumerate(own)
+            ),
+        )
+        self.assertAlmostEqual(trained.share_added(found, "lln+diag-entropy"), 0.05 / 0.2)
+        self.assertRegex(text, r"\| LLN \(entropy\) \+ Diag \| .* \| 25% \|")
+        self.assertIn("| softmax beside Diag | 0.510 | 0.310 | -0.200 | ± 0.014 | 2, 2 |", text)
+        self.assertIn("| LLN (entropy) beside Diag | 0.510 | 0.460 | -0.050 | - | 2, 1 |", text)
 
     def test_records_of_other_settings_are_left_out(self):
         other = record("lln-none", 0.8)
@@ -138,8 +156,11 @@ class Prediction(unittest.TestCase):
             {(group, row) for group, _, _, row in points["Entropy"]},
             {("LLN, without Diag", f"lln-alpha={x}") for x in ("0.5", "1.5", "2", "2.5", "3")},
         )
-        self.assertIn("| error, swapped | Entropy | all without Diag | 5 | -1.00 | 1.00 |", text)
-        self.assertNotIn("| error, swapped | Entropy | all with Diag |", text)
+        self.assertIn("| Entropy | all without Diag | 5 | -1.00 |", text)
+        self.assertIn(
+            "Error, swapped, all without Diag. entropy: the closer to softmax, the worse; ", text
+        )
+        self.assertNotIn("all with Diag |", text)
 
 
 class Records(unittest.TestCase):
