@@ -50,9 +50,9 @@ log-variance of what reads all keys from those of softmax, on {SETTINGS["analyze
 paragraphs held out and with the queries and keys of the model before any swap, against four
 qualities; beside them the error of what the heads give, for which one must compute softmax itself;
 of rows with blocks of {BLOCK}. Rank correlation (Spearman): 1 would mean that rows that are
-farther from softmax are always worse, 0 that it says nothing. The last column is how large it must
-be to be told from chance (p < 0.05, two-sided) in one test of independent rows; here there are
-many tests, and rows resemble each other. Rows of which there are fewer than 5 are left out."""
+farther from softmax are always worse, 0 that it says nothing. Behind it is how large it must be to
+be told from chance (p < 0.05, two-sided) in one test of independent rows; here there are many
+tests, and rows resemble each other. Where there are fewer than 5 points there is none."""
 MEASURES = (
     ("error, last layer", last_error, lambda x: fixed(x, 3)),
     ("all layers", mean_error, lambda x: fixed(x, 3)),
@@ -141,7 +141,7 @@ def findings(found):
     for place in ("Without Diag", "Beside Diag"):
         parts = []
         for what, of, sign, text in (
-            ("error", last_error, 1, lambda x: fixed(x, 3)),
+            ("Error", last_error, 1, lambda x: fixed(x, 3)),
             ("STS-B", sts, -1, score),
         ):
             shown = []
@@ -179,7 +179,7 @@ WORTH = (
 
 
 def worth_table(found):
-    """The error after the recovery before and after one change."""
+    """The error after the recovery before and after one change; none where no change has both."""
     lines = []
     for what, *names in WORTH:
         own = [[last_error(x) for x in trained.recovered(found, name)] for name in names]
@@ -190,7 +190,12 @@ def worth_table(found):
         error = NONE if None in parts else f"± {sum(parts) ** 0.5:.3f}"
         shown = [f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}", error]
         lines.append([what, *shown, ", ".join(str(len(x)) for x in own)])
-    return Table(["change", "before", "after", "difference", "error", "seeds"], lines)
+    if not lines:
+        return []
+    head = ["change", "before", "after", "difference", "its error", "seeds"]
+    about = """One change at a time, error after the last layer and the difference; less is better.
+    The error of the difference is that of the two means over seeds, where both have two."""
+    return [Text(about), Table(head, lines)]
 
 
 def prediction_table(found):
@@ -212,7 +217,7 @@ def prediction_table(found):
             line += [NONE] * 3
         lines.append(line)
     head = ["instrument", "rows", "points", *swaps, "p < 0.05 from"]
-    return Table([*head, "trained rows", trained_error, "p < 0.05 from"], lines)
+    return Table([*head, "points, recovered", trained_error, "p < 0.05 from, recovered"], lines)
 
 
 def verdict(count, rho):
@@ -276,8 +281,7 @@ def blocks(folder):
         made += [
             Text(RECOVERY),
             recovered_table(found),
-            Text("One change at a time, error after the last layer:"),
-            worth_table(found),
+            *worth_table(found),
             Text(f"A run took {seconds:.0f} s (median; other work ran beside it). {LIMITS}"),
         ]
     if swapped(found, "softmax"):
