@@ -150,6 +150,9 @@ def test_run(experiment: Any, data: Path, capsys: pytest.CaptureFixture[str]) ->
     entropies = [swapped[name]["instruments"]["entropy"] for name in ("softmax", "quadratic")]
     assert [len(x) for x in entropies] == [72, 72]
     assert all(0 <= x <= math.log(32) for heads in entropies for x in heads)
+    heads = {row: r["found"] for (stage, row, _), r in first.items() if stage == "outputs"}
+    assert max(heads["softmax"]["output_errors"]) < 1e-5
+    assert len(heads["diag"]["output_errors"]) == 72 and max(heads["diag"]["output_errors"]) > 0.1
     recovered = first["recovered", "diag", 1]
     assert recovered["found"]["hidden_errors"][-1] < swapped["diag"]["hidden_errors"][-1]
     assert recovered["settings"]["steps"] == 3 and len(recovered["found"]["losses"]) == 3
