@@ -10,11 +10,25 @@ import statistics
 
 from harness import analysis, trained_plan
 from harness.summary import critical, spearman
-from harness.trained_plan import BLOCK, RECOVERED, SETTINGS
+from harness.trained_plan import BLOCK, MAPS, RECOVERED, SETTINGS
 
 NAME = "trained"
 OUTPUT = "Output of heads"  # beside the instruments
 FAMILIES = {"lln": "LLN", "softmax": "softmax at other temperatures"}  # the rest: other maps
+# (what changes, row before, row after)
+WORTH = (
+    ("LLN (entropy) beside Diag", "diag", "lln+diag-entropy"),
+    ("softmax beside Diag", "diag", "softmax+diag"),
+    ("matching beside Diag: per_head in place of none", "lln+diag-none", "lln+diag-per_head"),
+    ("matching beside Diag: entropy in place of none", "lln+diag-none", "lln+diag-entropy"),
+    ("matching alone: entropy in place of none", "lln-none", "lln-entropy"),
+    *(
+        (f"beside Diag: {label} in place of exp (entropy)", "lln+diag-entropy", f"{name}+diag")
+        for name, label in MAPS.items()
+    ),
+    ("alone: ELU in place of exp (entropy)", "lln-entropy", "elu"),
+    ("alone: ReLU in place of exp (entropy)", "lln-entropy", "relu"),
+)
 
 
 def read(folder):
@@ -77,14 +91,22 @@ def recovered_rows(found):
     return sorted((name for name in ends if ends[name] is not None), key=ends.get)
 
 
-def share_added(found, name):
-    """What a row adds to Diag alone, as a share of what softmax adds to it: of the error after the
-    last layer, when both were trained."""
+def share_added(found, name, of):
+    """What a row takes from the error of Diag alone, as a share of what softmax beside Diag takes
+    from it, when all were trained."""
     rows = ("diag", "softmax+diag", name)
-    diag, soft, own = (recovered_mean(found, row, last_error) for row in rows)
+    diag, soft, own = (recovered_mean(found, row, of) for row in rows)
     if None in (diag, soft, own) or diag <= soft:
         return None
     return (diag - own) / (diag - soft)
+
+
+def difference(before, after):
+    """Of the means of two lists, and its error where both have two numbers."""
+    change = statistics.fmean(after) - statistics.fmean(before)
+    if min(len(before), len(after)) < 2:
+        return change, None
+    return change, sum(statistics.variance(x) / len(x) for x in (before, after)) ** 0.5
 
 
 def varied(found, pattern, values, usual):
@@ -139,6 +161,7 @@ def qualities(found):
         ("1 - cosine, swapped", of(lambda own: 1 - cosine(own))),
         ("STS-B lost, swapped", of(lambda own: sts(best) - sts(own))),
         ("error, recovered", lambda name: recovered_mean(found, name, last_error)),
+        ("all layers, recovered", lambda name: recovered_mean(found, name, mean_error)),
     )
 
 

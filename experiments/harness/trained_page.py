@@ -37,8 +37,8 @@ with softmax (the losses of `lln_attention.convert`, AdamW at {SETTINGS["learnin
 alpha and beta frozen, all weights but the word embeddings), out of {SETTINGS["training"]}
 paragraphs that are neither calibrated on nor held out. A seed is an order of these paragraphs, and
 nothing else is random; ± is the standard deviation over seeds, behind it in brackets their number.
-The last column is what a row takes from the error of Diag alone, as a share of what softmax beside
-Diag takes from it:"""
+What a row adds to Diag is what it takes from the error of Diag alone, as a share of what softmax
+beside Diag takes from it, after the last layer and for all layers:"""
 LIMITS = """
 It does not show what a model ends at that was trained with an attention from the beginning: this
 one has learned its queries and keys for softmax, and the recovery is minutes. It is one model, of
@@ -47,7 +47,7 @@ that nobody reads."""
 PREDICTION = f"""
 Do the instruments predict this? For each head the distance of entropy, spectral gap and
 log-variance of what reads all keys from those of softmax, on {SETTINGS["analyzed"]} of the
-paragraphs held out and with the queries and keys of the model before any swap, against four
+paragraphs held out and with the queries and keys of the model before any swap, against five
 qualities; beside them the error of what the heads give, for which one must compute softmax itself;
 of rows with blocks of {BLOCK}. Rank correlation (Spearman): 1 would mean that rows that are
 farther from softmax are always worse, 0 that it says nothing. Behind it is how large it must be to
@@ -109,14 +109,19 @@ def recovered_table(found):
     for name in trained.recovered_rows(found):
         own = trained.recovered(found, name)
         numbers = [spread([of(x) for x in own], text) for _, of, text in MEASURES]
-        before, share = swapped(found, name), trained.share_added(found, name)
-        told = share is not None and name.partition("-")[0].endswith("+diag")
-        added = f"{100 * share:.0f}%" if told else NONE
-        lines.append([LABELS[name], fixed(before and last_error(before), 3), *numbers, added])
+        before = swapped(found, name)
+        shown = [share_text(found, name, of) for of in (last_error, mean_error)]
+        lines.append([LABELS[name], fixed(before and last_error(before), 3), *numbers, *shown])
     if swapped(found, "softmax"):
-        lines.insert(0, [LABELS["softmax"], fixed(0, 3), *cells(found, "softmax")[1:], NONE])
-    head = ["attention", "error, swapped", *(name for name, *_ in MEASURES), "added to Diag"]
-    return Table(head, lines, {0})
+        lines.insert(0, [LABELS["softmax"], fixed(0, 3), *cells(found, "softmax")[1:], NONE, NONE])
+    head = ["attention", "error, swapped", *(name for name, *_ in MEASURES)]
+    return Table([*head, "added to Diag, last layer", "added to Diag, all layers"], lines, {0})
+
+
+def share_text(found, name, of):
+    """Of rows with Diag beside what reads all keys."""
+    share = trained.share_added(found, name, of)
+    return NONE if share is None or "+diag" not in name else f"{100 * share:.0f}%"
 
 
 def best(found, names, of, sign):
@@ -163,38 +168,30 @@ def with_diag(name):
     return trained_plan.with_diag(trained_plan.rows()[name]).name
 
 
-WORTH = (
-    ("LLN (entropy) beside Diag", "diag", "lln+diag-entropy"),
-    ("softmax beside Diag", "diag", "softmax+diag"),
-    ("matching beside Diag: per_head in place of none", "lln+diag-none", "lln+diag-per_head"),
-    ("matching beside Diag: entropy in place of none", "lln+diag-none", "lln+diag-entropy"),
-    ("matching alone: entropy in place of none", "lln-none", "lln-entropy"),
-    *(
-        (f"beside Diag: {label} in place of exp (entropy)", "lln+diag-entropy", f"{name}+diag")
-        for name, label in MAPS.items()
-    ),
-    ("alone: ELU in place of exp (entropy)", "lln-entropy", "elu"),
-    ("alone: ReLU in place of exp (entropy)", "lln-entropy", "relu"),
-)
+def change(own, of):
+    """Of the mean over seeds from the first row to the second, with its error where it has one."""
+    number, error = trained.difference(*([of(x) for x in some] for some in own))
+    return f"{number:+.3f}" + ("" if error is None else f" ± {error:.3f}")
 
 
 def worth_table(found):
-    """The error after the recovery before and after one change; none where no change has both."""
+    """What one change does after the recovery; none where no change has both rows."""
     lines = []
-    for what, *names in WORTH:
-        own = [[last_error(x) for x in trained.recovered(found, name)] for name in names]
+    for what, *names in trained.WORTH:
+        own = [trained.recovered(found, name) for name in names]
         if not all(own):
             continue
-        before, after = map(statistics.fmean, own)
-        parts = [statistics.variance(x) / len(x) if len(x) > 1 else None for x in own]
-        error = NONE if None in parts else f"± {sum(parts) ** 0.5:.3f}"
-        shown = [f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}", error]
-        lines.append([what, *shown, ", ".join(str(len(x)) for x in own)])
+        before, after = (statistics.fmean(map(last_error, some)) for some in own)
+        shown = [change(own, of) for of in (last_error, mean_error, cosine)]
+        counts = ", ".join(str(len(some)) for some in own)
+        lines.append([what, f"{before:.3f}", f"{after:.3f}", *shown, counts])
     if not lines:
         return []
-    head = ["change", "before", "after", "difference", "its error", "seeds"]
-    about = """One change at a time, error after the last layer and the difference; less is better.
-    The error of the difference is that of the two means over seeds, where both have two."""
+    about = """One change at a time: error after the last layer before and after, and the
+    differences of it, of the mean over all layers (less is better) and of the cosine (more is
+    better). ± is the error of a difference, that of the two means over seeds, where both have two;
+    where the measures disagree, neither row is the better one."""
+    head = ["change", "before", "after", "difference", "all layers", "cosine", "seeds"]
     return [Text(about), Table(head, lines)]
 
 
@@ -203,21 +200,20 @@ def prediction_table(found):
     own = {(name, part): {} for _, name, part, *_ in trained.correlations(found)}
     for what, name, part, count, rho in trained.correlations(found):
         own[name, part][what] = (count, rho)
-    *swaps, trained_error = (what for what, _ in trained.qualities(found))
+    names = [what for what, _ in trained.qualities(found)]
+    stages = [[x for x in names if x.endswith(stage)] for stage in ("swapped", "recovered")]
     lines = []
     for (name, part), by in own.items():
-        count = by[swaps[0]][0]
-        shown = [analysis.correlation(by[what][1]) for what in swaps]
-        line = [name, part if part.startswith("LLN") else f"all {part}", str(count), *shown]
-        line.append(f"{critical(count):.2f}")
-        if trained_error in by:
-            count, rho = by[trained_error]
-            line += [str(count), analysis.correlation(rho), f"{critical(count):.2f}"]
-        else:
-            line += [NONE] * 3
+        line = [name, part if part.startswith("LLN") else f"all {part}"]
+        for stage in stages:
+            known = [by[what] for what in stage if what in by]
+            shown = [analysis.correlation(rho) for _, rho in known]
+            counts = [count for count, _ in known][:1]
+            cells = [str(x) for x in counts] + shown + [f"{critical(x):.2f}" for x in counts]
+            line += cells or [NONE] * (len(stage) + 2)
         lines.append(line)
-    head = ["instrument", "rows", "points", *swaps, "p < 0.05 from"]
-    return Table([*head, "points, recovered", trained_error, "p < 0.05 from, recovered"], lines)
+    head = [text for stage in stages for text in ("points", *stage, "p < 0.05 from")]
+    return Table(["instrument", "rows", *head], lines)
 
 
 def verdict(count, rho):
@@ -230,14 +226,14 @@ def prediction_findings(found):
     """What the correlations with the errors say, in words."""
     said = {}
     for what, name, part, count, rho in trained.correlations(found):
-        if what.startswith("error"):
+        if not what.startswith(("STS-B", "1 - cosine")):
             by = said.setdefault((what, part), {})
             by.setdefault(verdict(count, rho), []).append(name.lower())
     lines = []
     for (what, part), by in said.items():
         rows = part if part.startswith("LLN") else f"all {part}"
-        texts = (f"{', '.join(names)}: {text}" for text, names in by.items())
-        lines.append(f"{what[0].upper()}{what[1:]}, {rows}. {'; '.join(texts)}.")
+        texts = (f"{text} ({', '.join(names)})" for text, names in by.items())
+        lines.append(f"{what[0].upper()}{what[1:]}, {rows}: {'; '.join(texts)}.")
     return [Points(lines)] if lines else []
 
 

@@ -118,10 +118,16 @@ class Page(unittest.TestCase):
                 for seed, x in enumerate(own)
             ),
         )
-        self.assertAlmostEqual(trained.share_added(found, "lln+diag-entropy"), 0.05 / 0.2)
-        self.assertRegex(text, r"\| LLN \(entropy\) \+ Diag \| .* \| 25% \|")
-        self.assertIn("| softmax beside Diag | 0.510 | 0.310 | -0.200 | ± 0.014 | 2, 2 |", text)
-        self.assertIn("| LLN (entropy) beside Diag | 0.510 | 0.460 | -0.050 | - | 2, 1 |", text)
+        self.assertAlmostEqual(
+            trained.share_added(found, "lln+diag-entropy", trained.last_error), 0.05 / 0.2
+        )
+        self.assertRegex(text, r"\| LLN \(entropy\) \+ Diag \| .* \| 25% \| 25% \|")
+        self.assertIn(
+            "| softmax beside Diag | 0.510 | 0.310 | -0.200 ± 0.014 | -0.150 ± 0.011 |", text
+        )
+        self.assertIn(
+            "| LLN (entropy) beside Diag | 0.510 | 0.460 | -0.050 | -0.037 | +0.000 | 2, 1 |", text
+        )
 
     def test_records_of_other_settings_are_left_out(self):
         other = record("lln-none", 0.8)
@@ -158,7 +164,7 @@ class Prediction(unittest.TestCase):
         )
         self.assertIn("| Entropy | all without Diag | 5 | -1.00 |", text)
         self.assertIn(
-            "Error, swapped, all without Diag. entropy: the closer to softmax, the worse; ", text
+            "Error, swapped, all without Diag: the closer to softmax, the worse (entropy); ", text
         )
         self.assertNotIn("all with Diag |", text)
 
