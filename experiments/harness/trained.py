@@ -19,6 +19,9 @@ FAMILIES = {"lln": "LLN", "softmax": "softmax at other temperatures"}  # the res
 WORTH = (
     ("LLN (entropy) beside Diag", "diag", "lln+diag-entropy"),
     ("softmax beside Diag", "diag", "softmax+diag"),
+    ("all keys alike (uniform) beside Diag", "diag", "uniform+diag"),
+    ("beside Diag: LLN (entropy) in place of uniform", "uniform+diag", "lln+diag-entropy"),
+    ("beside Diag: LLN (alpha = beta = 1) in place of uniform", "uniform+diag", "lln+diag-none"),
     ("matching beside Diag: per_head in place of none", "lln+diag-none", "lln+diag-per_head"),
     ("matching beside Diag: entropy in place of none", "lln+diag-none", "lln+diag-entropy"),
     ("matching alone: entropy in place of none", "lln-none", "lln-entropy"),

@@ -171,7 +171,7 @@ def with_diag(name):
 def change(own, of):
     """Of the mean over seeds from the first row to the second, with its error where it has one."""
     number, error = trained.difference(*([of(x) for x in some] for some in own))
-    return f"{number:+.3f}" + ("" if error is None else f" ± {error:.3f}")
+    return f"{number:+.4f}" + ("" if error is None else f" ± {error:.4f}")
 
 
 def worth_table(found):

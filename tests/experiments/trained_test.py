@@ -123,10 +123,11 @@ class Page(unittest.TestCase):
         )
         self.assertRegex(text, r"\| LLN \(entropy\) \+ Diag \| .* \| 25% \| 25% \|")
         self.assertIn(
-            "| softmax beside Diag | 0.510 | 0.310 | -0.200 ± 0.014 | -0.150 ± 0.011 |", text
+            "| softmax beside Diag | 0.510 | 0.310 | -0.2000 ± 0.0141 | -0.1500 ± 0.0106 |", text
         )
         self.assertIn(
-            "| LLN (entropy) beside Diag | 0.510 | 0.460 | -0.050 | -0.037 | +0.000 | 2, 1 |", text
+            "| LLN (entropy) beside Diag | 0.510 | 0.460 | -0.0500 | -0.0375 | +0.0000 | 2, 1 |",
+            text,
         )
 
     def test_records_of_other_settings_are_left_out(self):
