@@ -15,7 +15,16 @@ FOLDER = pathlib.Path(__file__).resolve().parent
 ROOT = FOLDER.parent
 sys.path.insert(0, str(FOLDER))
 
-from harness import analysis, capacity, converted, document, overview, plan, views  # noqa: E402
+from harness import (  # noqa: E402
+    analysis,
+    capacity,
+    converted,
+    document,
+    overview,
+    plan,
+    trained_page,
+    views,
+)
 from harness.document import Heading, Picture, Text  # noqa: E402
 from harness.record import SPIKE_BEFORE, SPIKE_DEVIATIONS, SPIKE_SHARE  # noqa: E402
 from harness.summary import Results  # noqa: E402
@@ -34,7 +43,7 @@ GROUPS = {
     9: "Small scale, on a CPU",
 }
 # What is of another kind than trainings, behind those of a group: of its own records.
-FURTHER = {1: converted.blocks, 7: capacity.blocks}
+FURTHER = {1: converted.blocks, 2: trained_page.blocks, 7: capacity.blocks}
 # What is said of several experiments, behind those of a group.
 OVERALL = {
     2: (analysis.worth, analysis.sweeps, analysis.prediction),

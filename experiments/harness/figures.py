@@ -260,15 +260,16 @@ def marks_of(groups):
     return found
 
 
-def prediction(points, correlations):
-    """points: {panel: [(group, distance, lost, row)]}."""
+def scatter(points, correlations, y_axis):
+    """(legend, panels) of points: {panel: [(group, distance, lost, row)]}; y_axis makes an axis
+    over the values of what is lost."""
     names = list(dict.fromkeys(point[0] for rows in points.values() for point in rows))
     legend = {name: (name, style) for name, style in marks_of(names).items()}
     panels = []
     for label, rows in points.items():
         if not rows:
             continue
-        rho = correlations[label]
+        rho = correlations.get(label)
         text = f"{label}: distance from softmax's"
         text += f" (rho {rho:.2f})" if rho is not None else ""
         series = []
@@ -279,9 +280,15 @@ def prediction(points, correlations):
                 places = [(x, y) for _, x, y, _ in own]
                 series.append(plot.Series(name, places, line=False, names=few))
         xs, ys = [point[1] for point in rows], [point[2] for point in rows]
-        panels.append(
-            plot.Panel(linear(text, xs, True), shares("Share lost to the best row", ys), series)
-        )
+        panels.append(plot.Panel(linear(text, xs, True), y_axis(ys), series))
+    return legend, panels
+
+
+def prediction(points, correlations):
+    """points: {panel: [(group, distance, lost, row)]}."""
+    legend, panels = scatter(
+        points, correlations, lambda ys: shares("Share lost to the best row", ys)
+    )
     if not panels:
         return None
     return picture(
