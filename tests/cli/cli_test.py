@@ -232,7 +232,8 @@ class Check(unittest.TestCase):
             self.assertEqual(entry["kernel"], "reference")
 
     def test_random_cases_are_found_again(self):
-        arguments = ["check", "--random", 8, "--seed", 3, "--kernel", "reference", "--verbose", "--json"]
+        arguments = ["check", "--random", 8, "--seed", 3, "--kernel", "reference", "--verbose",
+                     "--json"]
         cases = [entry["case"] for entry in json.loads(lln(*arguments).stdout)["results"]]
         self.assertEqual(len(set(cases)), 8)
         again = json.loads(lln(*arguments, cases[5]).stdout)["results"]
