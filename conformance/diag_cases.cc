@@ -86,6 +86,7 @@ void add_both_shapes(Table& table) {
   }
   for (const int block : {1, 3, 16, 48, 64, 100, 128, 200, 1000}) {
     for (const int dim : {32, 64, 128}) {
+      // Blocks of 3 and 48 with 32 and 128 channels, the others with 64.
       if ((block % 3 == 0) == (dim == 64)) continue;
       add_both(table, fmt::format("b1h1n257d{}:lln+diag{}:causal", dim, block));
     }

@@ -123,9 +123,9 @@ bool has_narrow_operands(const Problem& p, const std::string& kernel) {
          (uses_tensor_cores(kernel) || kernel == "cpu-avx512-bf16");
 }
 
-// Gradients of weights are sums over parts of o: beside tensor-core kernels those were stored, and
-// products of bf16 pairs made them of rounded weights. Such a sum has one error, of which that of
-// the plain evaluation says little.
+// Gradients of weights sum g x over a part x of o that was stored in 16 bits (tensor cores) or made
+// of weights rounded to bf16 (cpu-avx512-bf16). Where the result is one number, the error of the
+// plain evaluation is one sample, which bounds nothing: hence a term for so many roundings.
 double rounded_terms(const Case& c, const std::string& kernel, const TensorSet::Entry& entry) {
   const Problem& p = c.problem;
   if (!c.weight_gradients || !has_narrow_operands(p, kernel) ||

@@ -61,8 +61,8 @@ class LlnAttention : public ProjectedAttention {
   // q and k as the map takes them.
   Projected mapped(const Projected& projected, const Tensor& key_mask) const;
   // Whether gradients of scales, and of weights by channel where causal, are torch's affair: on
-  // CUDA devices the core has them in its plain kernels alone, and calls without them run on tensor
-  // cores.
+  // CUDA devices the core has them in its plain kernels (weights in f16 apart), and calls without
+  // them run on tensor cores.
   static bool trains_on_device(const Tensor& x, const Context& context);
   // Whether the map is torch's affair (log_features.h): its kernels on CUDA devices are plain ones.
   bool features_outside(const Tensor& q, const Context& context) const;

@@ -47,7 +47,7 @@ CausalWork lay_out(const Problem& p, Layout& layout) {
     if (has_pieces(p)) causal.behind = partials(layout, p, p.heads);
     causal.inverse = layout.take<float>(p.heads * causal.rows);
     causal.delta = layout.take<float>(p.heads * causal.rows);
-    if (p.has_diag() && p.dtype == DType::bf16) {  // others add Diag by kernels of its family
+    if (p.has_diag() && p.dtype == DType::bf16) {  // others add Diag by its own kernels
       causal.diag_mass = layout.take<float>(p.heads * causal.rows);
       causal.diag_delta = layout.take<float>(p.heads * causal.rows);
       causal.diag_weight = layout.take<float>(p.heads * causal.rows);

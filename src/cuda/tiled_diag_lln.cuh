@@ -93,8 +93,7 @@ struct LlnRowGradients {
       RowWords<kDim> all;
       read_rows<kDim>(all, q_tile, split.first_row());
       careful_weights<T, kDim>(all, exponents, alpha * kLog2E, taken_out);
-      multiply_vector<T, kDim>(sum, all, exponents.packed_w);
-      multiply_vector<T, kDim>(sum, all, exponents.packed_rest);
+      multiply_vector<T, kDim>(sum, all, exponents.packed_w);  // w is 1 or 0 in f16
       take_half(all);
     }
   }
@@ -108,14 +107,17 @@ struct LlnRowGradients {
     weights(split, rows, e, sum);
     multiply_tiles<T, kDim, kHeld / 8>(dw, rows + Split::kTileBytes, split.first_row(),
                                        state + split.first_column() * kDim * 2);
+    const auto w_of = [&](int n) {
+      return *reinterpret_cast<const float2*>(exponents.w + split.first_column() + 32 * (n / 4) +
+                                              8 * tq + 2 * (n % 4));
+    };
     float delta[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float dot = 0;
 #pragma unroll
       for (int n = 0; n < kHeld / 8; ++n) {
-        const float2 w = *reinterpret_cast<const float2*>(exponents.w + split.first_column() +
-                                                          32 * (n / 4) + 8 * tq + 2 * (n % 4));
+        const float2 w = w_of(n);
         const float2 weight = unpack<T>(e[n / 4][half][n % 4]);
         float* const x = dw[n] + 2 * half;
         x[0] *= w.x;
@@ -131,8 +133,7 @@ struct LlnRowGradients {
       delta[half] *= inverse;
 #pragma unroll
       for (int n = 0; n < kHeld / 8; ++n) {
-        const float2 w = *reinterpret_cast<const float2*>(exponents.w + split.first_column() +
-                                                          32 * (n / 4) + 8 * tq + 2 * (n % 4));
+        const float2 w = w_of(n);
         const float2 weight = unpack<T>(e[n / 4][half][n % 4]);
         const float2 parts = {weight.x * part, weight.y * part};
         float* const x = dw[n] + 2 * half;

@@ -77,22 +77,6 @@ class Sequence(Ranks):
         lln("train", "--resume", "--run", self.path("run"))
         self.assert_same_weights("one", "run", 200, 1e-4)
 
-    def test_a_killed_rank_ends_all_and_the_run_goes_on(self):
-        values = ("train.steps=300", "train.log_every=1")
-        spread = {r: ("--sequence-ranks", "2") for r in range(2)}
-        self.train(2, "whole", values, more=spread)
-        for victim, step in ((1, 10), (0, 40)):
-            job = Job(2, [self.config, "--resume", "--run", self.path("run"), *settings(values)],
-                      timeout=6, more=spread)
-            self.wait_for_step("run", step)
-            job.processes[victim].kill()
-            job.end(limit=60)
-            self.assertEqual(job.codes[1 - victim], 8, job.errors)
-            self.assertRegex(job.errors[1 - victim], rf"\brank {victim}\b")
-        done = Job(2, ["--resume", "--run", self.path("run")], more=spread).end()
-        self.assertEqual(done.codes, [0, 0], done.errors)
-        self.assert_same_run("whole", "run", 300)
-
     def test_refusals(self):
         def refused(ranks, together, values, text, codes):
             job = self.job(ranks, "run", values, more={
@@ -110,6 +94,24 @@ class Sequence(Ranks):
         job = Job(2, [self.config, "--run", self.path("two"), *settings(())],
                   more={0: ("--sequence-ranks", "2")}).end()
         self.assertIn("--sequence-ranks 1 of rank 1: rank 0 has 2", job.errors[1])
+
+
+class Lost(Ranks):
+    def test_a_killed_rank_ends_all_and_the_run_goes_on(self):
+        values = ("train.steps=300", "train.log_every=1")
+        spread = {r: ("--sequence-ranks", "2") for r in range(2)}
+        self.train(2, "whole", values, more=spread)
+        for victim, step in ((1, 10), (0, 40)):
+            job = Job(2, [self.config, "--resume", "--run", self.path("run"), *settings(values)],
+                      timeout=6, more=spread)
+            self.wait_for_step("run", step)
+            job.processes[victim].kill()
+            job.end(limit=60)
+            self.assertEqual(job.codes[1 - victim], 8, job.errors)
+            self.assertRegex(job.errors[1 - victim], rf"\brank {victim}\b")
+        done = Job(2, ["--resume", "--run", self.path("run")], more=spread).end()
+        self.assertEqual(done.codes, [0, 0], done.errors)
+        self.assert_same_run("whole", "run", 300)
 
 
 if __name__ == "__main__":
