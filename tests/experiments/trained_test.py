@@ -8,15 +8,18 @@ SPDX-License-Identifier: Apache-2.0
 import json
 import math
 import pathlib
+import shutil
+import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 ROOT = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else __file__).resolve()
 ROOT = ROOT if ROOT.is_dir() else ROOT.parents[2]
 sys.path.insert(0, str(ROOT / "experiments"))
 
-from harness import document, trained, trained_page, trained_plan  # noqa: E402
+from harness import document, machine, trained, trained_page, trained_plan  # noqa: E402
 
 ROWS = trained_plan.rows()
 
@@ -168,6 +171,35 @@ class Prediction(unittest.TestCase):
             "Error, swapped, all without Diag: the closer to softmax, the worse (entropy); ", text
         )
         self.assertNotIn("all with Diag |", text)
+
+
+@unittest.skipUnless(shutil.which("git"), "there is no git")
+class Revision(unittest.TestCase):
+    def test_sources_of_the_records_that_were_changed(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+
+            def git(*words):
+                who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+                subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True)
+
+            program = folder / "experiments/trained/run"
+            package = folder / "python/lln_attention/module.py"
+            records = folder / "experiments/trained/records.jsonl"
+            other = folder / "docs/page.md"
+            for path in (program, package, records, other):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text("one", encoding="utf-8")
+            git("init")
+            git("add", ".")
+            git("commit", "-m", "one")
+            with unittest.mock.patch.object(machine, "ROOT", folder):
+                clean = machine.revision()
+                self.assertRegex(clean, "^[0-9a-f]{12}$")
+                for path, end in ((records, ""), (other, ""), (program, "+"), (package, "+")):
+                    path.write_text("two", encoding="utf-8")
+                    self.assertEqual(machine.revision(), clean + end, path.name)
+                    git("checkout", ".")
 
 
 class Records(unittest.TestCase):
