@@ -11,7 +11,7 @@ import statistics
 
 from harness import figures
 from harness.document import Code, Heading, Table, Text
-from harness.numbers import NONE
+from harness.numbers import NONE, short
 
 NAME = "capacity"
 TUNED = 0  # the seed on which a factor is chosen; the others are what is shown
@@ -258,7 +258,7 @@ def blocks(folder):
         Code("experiments/capacity/run"),
         Text(
             f"{machine['cpu']}, {machine['cores']} cores, torch {facts['torch']}, revision "
-            f"{facts['revision'][:7]}. Means of {len(seeds) - 1} seeds with at least "
+            f"{short(facts['revision'])}. Means of {len(seeds) - 1} seeds with at least "
             f"{facts['queries']} questions for each number; the deviation over seeds is at most "
             f"{spread(found):.1f} points in the first table, and {100 * held_spread(found):.0f}% "
             "of a number of pairs held."

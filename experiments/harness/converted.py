@@ -6,6 +6,7 @@ SPDX-License-Identifier: Apache-2.0
 import json
 
 from harness.document import Code, Heading, Table, Text
+from harness.numbers import short
 
 NAME = "minilm"
 MODES = ("none", "paper", "per_head", "exact", "entropy")
@@ -62,7 +63,7 @@ def recovered(records):
 
 
 def machine(record):
-    return f"{record['machine']['cpu']}, revision {record['revision'][:7]}"
+    return f"{record['machine']['cpu']}, revision {short(record['revision'])}"
 
 
 def blocks(folder):

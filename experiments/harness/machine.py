@@ -38,10 +38,15 @@ def describe(device):
     return found
 
 
+# What the records come from: the library, its package, the experiments and the examples they use.
+SOURCES = ("src", "lln_torch", "include", "cli", "python", "experiments", "examples/python")
+NOT_SOURCES = (":(exclude)experiments/*/records.*",)  # a run writes them itself
+
+
 def revision():
-    """The commit, with + where files of the library differ from it."""
+    """The commit, with + where files of SOURCES differ from it."""
     commit = output("git", "rev-parse", "--short=12", "HEAD")
     if not commit:
         return ""
-    changed = output("git", "status", "--porcelain", "--", "src", "lln_torch", "include", "cli")
+    changed = output("git", "status", "--porcelain", "--", *SOURCES, *NOT_SOURCES)
     return commit + ("+" if changed else "")

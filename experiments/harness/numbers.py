@@ -43,6 +43,11 @@ def plain(number, digits=3):
     return NONE if number is None else f"{number:.{digits}g}"
 
 
+def short(revision):
+    """A commit in few characters, with its mark of changed sources."""
+    return revision[:7] + "+" * revision.endswith("+")
+
+
 def fixed(number, digits=2):
     return NONE if number is None else f"{number:.{digits}f}"
 

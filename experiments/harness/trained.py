@@ -14,7 +14,10 @@ from harness.trained_plan import BLOCK, MAPS, RECOVERED, SETTINGS
 
 NAME = "trained"
 OUTPUT = "Output of heads"  # beside the instruments
-FAMILIES = {"lln": "LLN", "softmax": "softmax at other temperatures"}  # the rest: other maps
+FAMILIES = {"lln": "LLN", "softmax": "softmax at other temperatures", "uniform": "uniform"}
+# Of uniform, of which nothing has to be measured; its log-variance is 0, which has no logarithm.
+UNIFORM = {"entropy": math.log(SETTINGS["tokens"]), "gap": 1.0}
+FEWEST = 3  # seeds that a spread is given of
 # (what changes, row before, row after)
 WORTH = (
     ("LLN (entropy) beside Diag", "diag", "lln+diag-entropy"),
@@ -26,11 +29,15 @@ WORTH = (
     ("matching beside Diag: entropy in place of none", "lln+diag-none", "lln+diag-entropy"),
     ("matching alone: entropy in place of none", "lln-none", "lln-entropy"),
     *(
-        (f"beside Diag: {label} in place of exp (entropy)", "lln+diag-entropy", f"{name}+diag")
+        (
+            f"beside Diag: {label} in place of exp (alpha = beta = 1)",
+            "lln+diag-none",
+            f"{name}+diag",
+        )
         for name, label in MAPS.items()
     ),
-    ("alone: ELU in place of exp (entropy)", "lln-entropy", "elu"),
-    ("alone: ReLU in place of exp (entropy)", "lln-entropy", "relu"),
+    ("alone: ELU in place of exp (alpha = beta = 1)", "lln-none", "elu"),
+    ("alone: ReLU in place of exp (alpha = beta = 1)", "lln-none", "relu"),
 )
 
 
@@ -105,9 +112,9 @@ def share_added(found, name, of):
 
 
 def difference(before, after):
-    """Of the means of two lists, and its error where both have two numbers."""
+    """Of the means of two lists, and its error where both have numbers enough."""
     change = statistics.fmean(after) - statistics.fmean(before)
-    if min(len(before), len(after)) < 2:
+    if min(len(before), len(after)) < FEWEST:
         return change, None
     return change, sum(statistics.variance(x) / len(x) for x in (before, after)) ** 0.5
 
@@ -118,6 +125,15 @@ def varied(found, pattern, values, usual):
     names = {value: pattern.format(value) for value in values} | usual
     own = [(value, swapped(found, names[value])) for value in sorted(names)]
     return [(value, each) for value, each in own if each]
+
+
+def compared(found, row):
+    """What was found of a row without training, with its instruments where it has any."""
+    own = swapped(found, row.name)
+    if own and row.long == "uniform":
+        heads = len(swapped(found, "softmax")["instruments"]["entropy"])
+        own = own | {"instruments": {key: [x] * heads for key, x in UNIFORM.items()}}
+    return own
 
 
 def distance(own, reference, name):
@@ -135,18 +151,19 @@ def group_of(row):
 
 def points(found, quality):
     """{instrument: [(group, distance from softmax's, quality, row)]} of the rows that quality(name)
-    is known of; softmax itself is what they are compared with, alone and beside Diag. OUTPUT is the
-    distance of what the heads give."""
+    is known of, and that read all keys; softmax itself is what they are compared with, alone and
+    beside Diag. OUTPUT is the distance of what the heads give."""
     made = {name: [] for name in (*analysis.DISTANCES, OUTPUT)}
     reference = swapped(found, "softmax")
     for row in trained_plan.rows().values():
-        own, number = swapped(found, row.name), quality(row.name)
+        own, number = compared(found, row), quality(row.name)
         one_setting = row.block == BLOCK and row.name not in ("softmax", "softmax+diag")
         if not (own and own.get("instruments") and number is not None and one_setting):
             continue
-        for name in analysis.DISTANCES:
-            apart = distance(own, reference, name)
-            made[name].append((group_of(row), apart, number, row.name))
+        for name, (key, _) in analysis.DISTANCES.items():
+            if key in own["instruments"]:
+                apart = distance(own, reference, name)
+                made[name].append((group_of(row), apart, number, row.name))
         if (apart := output_error(found, row.name)) is not None:
             made[OUTPUT].append((group_of(row), apart, number, row.name))
     return made
@@ -169,6 +186,11 @@ def qualities(found):
 
 
 PARTS = ("without Diag", "LLN, without Diag", "with Diag", "LLN, with Diag")
+
+
+def one_curve(part):
+    """Whether its rows are no independent ones: those of LLN differ in alpha and beta alone."""
+    return part.startswith("LLN")
 
 
 def correlations(found):

@@ -8,7 +8,7 @@ import statistics
 from harness import analysis, trained, trained_figures, trained_plan
 from harness.converted import score
 from harness.document import Code, Heading, Points, Table, Text
-from harness.numbers import NONE, fixed
+from harness.numbers import NONE, fixed, short
 from harness.summary import critical
 from harness.trained import cosine, last_error, mean_error, sts, swapped
 from harness.trained_plan import BLOCK, BLOCKS, MAPS, MODES, SCALES, SETTINGS
@@ -35,24 +35,33 @@ RECOVERY = f"""
 And after {SETTINGS["steps"]} steps of {SETTINGS["batch"]} paragraphs towards the hidden states
 with softmax (the losses of `lln_attention.convert`, AdamW at {SETTINGS["learning_rate"]:g} with
 alpha and beta frozen, all weights but the word embeddings), out of {SETTINGS["training"]}
-paragraphs that are neither calibrated on nor held out. A seed is an order of these paragraphs, and
-nothing else is random; ± is the standard deviation over seeds, behind it in brackets their number.
-What a row adds to Diag is what it takes from the error of Diag alone, as a share of what softmax
-beside Diag takes from it, after the last layer and for all layers:"""
+paragraphs that are neither calibrated on nor held out. A seed is an order of these paragraphs and
+nothing else; in brackets is the number of seeds. From {trained.FEWEST} seeds on ± is their standard
+deviation, which of so few is rough: it says what another order in training does. Other paragraphs
+to calibrate on, to train on or to hold out, and other models, are not in it. Every row was trained
+with one seed first; which of them got more was chosen when those numbers were known. What a row
+adds to Diag is what it takes from the error of Diag alone, as a share of what softmax beside Diag
+takes from it, after the last layer and for all layers:"""
 LIMITS = """
 It does not show what a model ends at that was trained with an attention from the beginning: this
 one has learned its queries and keys for softmax, and the recovery is minutes. It is one model, of
 short heads, at one length; the error counts all directions of the hidden states alike, also those
 that nobody reads."""
+SWAPPED = """
+Without any training, without Diag and beside it. No seed enters; other paragraphs, held out or
+calibrated on, would give other numbers:"""
 PREDICTION = f"""
 Do the instruments predict this? For each head the distance of entropy, spectral gap and
 log-variance of what reads all keys from those of softmax, on {SETTINGS["analyzed"]} of the
 paragraphs held out and with the queries and keys of the model before any swap, against five
 qualities; beside them the error of what the heads give, for which one must compute softmax itself;
-of rows with blocks of {BLOCK}. Rank correlation (Spearman): 1 would mean that rows that are
-farther from softmax are always worse, 0 that it says nothing. Behind it is how large it must be to
-be told from chance (p < 0.05, two-sided) in one test of independent rows; here there are many
-tests, and rows resemble each other. Where there are fewer than 5 points there is none."""
+of rows with blocks of {BLOCK}. Uniform has an entropy of ln N and a gap of 1; its log-variance is
+0, which has no logarithm, so that it is not among the points of that instrument. Diag alone is
+among none: nothing in it reads all keys. Rank correlation (Spearman): 1 would mean that rows that
+are farther from softmax are always worse, 0 that it says nothing. Behind it is how large it must be
+to be told from chance (p < 0.05, two-sided) in one test of independent rows. Rows of LLN differ in
+alpha and beta alone, most of them along one curve: for them there is no such number. Where there
+are fewer than 5 points there is no correlation."""
 MEASURES = (
     ("error, last layer", last_error, lambda x: fixed(x, 3)),
     ("all layers", mean_error, lambda x: fixed(x, 3)),
@@ -96,11 +105,17 @@ def block_table(found):
     return Table(["tokens of a block", *head], lines)
 
 
+def plus_minus(error, text):
+    """An error that is rounded to nothing would look like none."""
+    shown = text(error)
+    return f" ± {shown}" if float(shown) else f" ± < {shown[:-1]}1"
+
+
 def spread(numbers, text):
-    """Mean, deviation and number of seeds."""
+    """Mean, deviation where there are seeds enough, and their number."""
     shown = text(statistics.fmean(numbers))
-    if len(numbers) > 1:
-        shown += f" ± {text(statistics.stdev(numbers))}"
+    if len(numbers) >= trained.FEWEST:
+        shown += plus_minus(statistics.stdev(numbers), text)
     return f"{shown} ({len(numbers)})"
 
 
@@ -160,8 +175,14 @@ def findings(found):
             if shown:
                 parts.append(f"{what}: {', '.join(shown)}")
         if parts:
-            lines.append(f"{place}, the best of each kind. {'. '.join(parts)}.")
-    return lines
+            lines.append(f"{place}. {'. '.join(parts)}.")
+    if not lines:
+        return []
+    counts = {kind: sum(1 for name in names if swapped(found, name)) for kind, names in KINDS}
+    shown = ", ".join(f"{kind} {count}" for kind, count in counts.items() if count)
+    about = f"""The best of each kind, chosen on these very numbers. A kind with more rows has more
+    chances of a good one; the numbers of rows: {shown}."""
+    return [Text(about), Points(lines)]
 
 
 def with_diag(name):
@@ -171,7 +192,7 @@ def with_diag(name):
 def change(own, of):
     """Of the mean over seeds from the first row to the second, with its error where it has one."""
     number, error = trained.difference(*([of(x) for x in some] for some in own))
-    return f"{number:+.4f}" + ("" if error is None else f" ± {error:.4f}")
+    return f"{number:+.4f}" + ("" if error is None else plus_minus(error, lambda x: fixed(x, 4)))
 
 
 def worth_table(found):
@@ -187,12 +208,17 @@ def worth_table(found):
         lines.append([what, f"{before:.3f}", f"{after:.3f}", *shown, counts])
     if not lines:
         return []
-    about = """One change at a time: error after the last layer before and after, and the
+    about = f"""One change at a time: error after the last layer before and after, and the
     differences of it, of the mean over all layers (less is better) and of the cosine (more is
-    better). ± is the error of a difference, that of the two means over seeds, where both have two;
-    where the measures disagree, neither row is the better one."""
+    better). ± is the error of a difference, that of the two means over seeds, where both have
+    {trained.FEWEST} or more; as above it says what another order in training does, and nothing of
+    other texts. Where the measures disagree, neither row is the better one."""
     head = ["change", "before", "after", "difference", "all layers", "cosine", "seeds"]
     return [Text(about), Table(head, lines)]
+
+
+def rows_of(part):
+    return part if trained.one_curve(part) else f"all {part}"
 
 
 def prediction_table(found):
@@ -204,12 +230,13 @@ def prediction_table(found):
     stages = [[x for x in names if x.endswith(stage)] for stage in ("swapped", "recovered")]
     lines = []
     for (name, part), by in own.items():
-        line = [name, part if part.startswith("LLN") else f"all {part}"]
+        line = [name, rows_of(part)]
         for stage in stages:
             known = [by[what] for what in stage if what in by]
             shown = [analysis.correlation(rho) for _, rho in known]
             counts = [count for count, _ in known][:1]
-            cells = [str(x) for x in counts] + shown + [f"{critical(x):.2f}" for x in counts]
+            least = [NONE if trained.one_curve(part) else f"{critical(x):.2f}" for x in counts]
+            cells = [str(x) for x in counts] + shown + least
             line += cells or [NONE] * (len(stage) + 2)
         lines.append(line)
     head = [text for stage in stages for text in ("points", *stage, "p < 0.05 from")]
@@ -222,33 +249,58 @@ def verdict(count, rho):
     return f"the closer to softmax, the {'better' if rho > 0 else 'worse'}"
 
 
+ALONE = "on nearly one curve, so that the numbers alone are given"
+
+
+def disagreeing(correlations):
+    """(instrument, part) where the errors after the recovery have correlations of other signs."""
+    rhos = {}
+    for what, name, part, _, rho in correlations:
+        if what.endswith("recovered"):
+            rhos.setdefault((name, part), []).append(rho or 0)
+    return {key for key, own in rhos.items() if min(own) < 0 < max(own)}
+
+
 def prediction_findings(found):
     """What the correlations with the errors say, in words."""
-    said = {}
-    for what, name, part, count, rho in trained.correlations(found):
-        if not what.startswith(("STS-B", "1 - cosine")):
-            by = said.setdefault((what, part), {})
-            by.setdefault(verdict(count, rho), []).append(name.lower())
+    known = [x for x in trained.correlations(found) if not x[0].startswith(("STS-B", "1 - cosine"))]
+    apart, said = disagreeing(known), {}
+    for what, name, part, count, rho in known:
+        if what.endswith("recovered") and (name, part) in apart:
+            what, text = "recovered", "the two measures of the error disagree"
+        elif trained.one_curve(part):
+            text, name = ALONE, f"{name} {analysis.correlation(rho)}"
+        else:
+            text = verdict(count, rho)
+        names = said.setdefault((what, part), {}).setdefault(text, {})
+        names[name.lower()] = True
     lines = []
     for (what, part), by in said.items():
-        rows = part if part.startswith("LLN") else f"all {part}"
         texts = (f"{text} ({', '.join(names)})" for text, names in by.items())
-        lines.append(f"{what[0].upper()}{what[1:]}, {rows}: {'; '.join(texts)}.")
+        lines.append(f"{what[0].upper()}{what[1:]}, {rows_of(part)}: {'; '.join(texts)}.")
     return [Points(lines)] if lines else []
+
+
+def prediction_text(found):
+    looked_at = sum(1 for *_, rho in trained.correlations(found) if rho is not None)
+    return f"""{PREDICTION} The table has {looked_at} correlations, and rows resemble each other:
+    that some are large enough is to be expected of chance."""
 
 
 def machines(found):
     """Who measured it, and of which sources."""
-    texts = {}
-    for seeds in found.values():
-        for record in seeds.values():
-            about = record["machine"]
-            text = (
-                f"{about['cpu']}, {about['cores']} cores of which {record['threads']} used, torch "
-                f"{record['torch']}, revision {record['revision'][:7]}"
-            )
-            texts[text] = texts.get(text, 0) + 1
-    return "; ".join(f"{text} ({n} run{'s' * (n > 1)})" for text, n in texts.items())
+    by = {}
+    for record in (r for seeds in found.values() for r in seeds.values()):
+        about = record["machine"]
+        name = f"{about['cpu']}, {about['cores']} cores of which {record['threads']} used"
+        counts = by.setdefault(f"{name}, torch {record['torch']}", {})
+        revision = short(record["revision"])
+        counts[revision] = counts.get(revision, 0) + 1
+    lines = []
+    for name, counts in by.items():
+        shown = [f"{x} ({n})" for x, n in sorted(counts.items(), key=lambda item: -item[1])]
+        lines.append(f"{name}; runs by revision: {', '.join(shown)}")
+    return "; ".join(lines)
 
 
 def blocks(folder):
@@ -265,9 +317,9 @@ def blocks(folder):
     done = {stage for stage, _ in found}
     if "swapped" in done:
         made += [
-            Text("Without any training, without Diag and beside it; nothing here is random:"),
+            Text(SWAPPED),
             swapped_table(found),
-            Points(findings(found)),
+            *findings(found),
             Text("The block of Diag, alone and beside LLN (entropy):"),
             block_table(found),
             trained_figures.sweeps(found),
@@ -281,6 +333,7 @@ def blocks(folder):
             Text(f"A run took {seconds:.0f} s (median; other work ran beside it). {LIMITS}"),
         ]
     if swapped(found, "softmax"):
-        made += [Text(PREDICTION), prediction_table(found), *prediction_findings(found)]
+        made += [Text(prediction_text(found)), prediction_table(found)]
+        made += prediction_findings(found)
         made += trained_figures.prediction(found)
     return made

@@ -8,17 +8,21 @@ SPDX-License-Identifier: Apache-2.0
 import json
 import math
 import pathlib
+import shutil
+import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 ROOT = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else __file__).resolve()
 ROOT = ROOT if ROOT.is_dir() else ROOT.parents[2]
 sys.path.insert(0, str(ROOT / "experiments"))
 
-from harness import document, trained, trained_page, trained_plan  # noqa: E402
+from harness import document, machine, trained, trained_page, trained_plan  # noqa: E402
 
 ROWS = trained_plan.rows()
+MAPPED = [f"{name}+diag" for name in trained_plan.MAPS]
 
 
 def record(name, error, stage="swapped", seed=0, sts=0.8, entropy=None, **more):
@@ -89,7 +93,8 @@ class Page(unittest.TestCase):
             record("lln+diag-none", 0.6, entropy=[3.0, 4.5]),
             DIAG,
             record("diag-block=8", 0.7),
-            *(record("diag", x, "recovered", i) for i, x in enumerate((0.2, 0.3))),
+            *(record("diag", x, "recovered", i) for i, x in enumerate((0.2, 0.3, 0.4))),
+            *(record("elu", x, "recovered", i) for i, x in enumerate((0.6, 0.8))),
             record("lln-none", 0.1, "recovered"),
         )
         self.assertIn(
@@ -97,7 +102,13 @@ class Page(unittest.TestCase):
         )
         self.assertIn("| nothing (Diag alone) | - | - | - | - | - | - | 0.500 | 0.375 |", text)
         self.assertIn("| 8 | - | 0.700 | 0.525 | 0.900 | .8000 | - | - | - | - | - |", text)
-        self.assertIn("| Diag alone | 0.500 | 0.250 ± 0.071 (2) | 0.188 ± 0.053 (2) |", text)
+        # A spread of three seeds or more, which is not rounded to nothing.
+        self.assertIn(
+            "| Diag alone | 0.500 | 0.300 ± 0.100 (3) | 0.225 ± 0.075 (3) | 0.900 ± < 0.001 (3) | "
+            ".8000 ± < .0001 (3) |",
+            text,
+        )
+        self.assertIn("| ELU | - | 0.700 (2) | 0.525 (2) | 0.900 (2) | .8000 (2) |", text)
         # The best first, behind softmax.
         lines = text[text.index("| attention | error, swapped |") :].splitlines()
         self.assertEqual(
@@ -105,11 +116,38 @@ class Page(unittest.TestCase):
             ["softmax", "LLN (alpha = beta = 1)", "Diag alone"],
         )
         self.assertIn(
-            "An Abacus, 2 cores of which 1 used, torch 2.0, revision 0123456 (9 runs)", text
+            "An Abacus, 2 cores of which 1 used, torch 2.0; runs by revision: 0123456 (12).", text
         )
 
+    def test_runs_by_revision(self):
+        _, text = page(
+            record("elu", 0.8, revision="89abcdef0123+"),
+            record("relu", 0.8, machine={"cpu": "Another", "cores": 4}),
+            SOFTMAX,
+            DIAG,
+        )
+        self.assertIn(
+            "An Abacus, 2 cores of which 1 used, torch 2.0; runs by revision: 0123456 (2), "
+            "89abcde+ (1); Another, 4 cores of which 1 used, torch 2.0; runs by revision: 0123456 "
+            "(1).",
+            " ".join(text.split()),
+        )
+
+    def test_the_best_of_a_kind_is_chosen_among_so_many(self):
+        _, text = page(SOFTMAX, record("elu", 0.7), record("relu", 0.8), record("lln-none", 0.9))
+        text = " ".join(text.split())
+        self.assertIn("A kind with more rows has more chances of a good one; ", text)
+        self.assertIn("the numbers of rows: no matching 1, another map 2. ", text)
+        self.assertIn("Without Diag. Error: no matching 0.900, another map 0.700 (ELU). ", text)
+
     def test_one_change_at_a_time(self):
-        errors = {"diag": (0.5, 0.52), "softmax+diag": (0.3, 0.32), "lln+diag-entropy": (0.46,)}
+        errors = {
+            "diag": (0.5, 0.51, 0.52),
+            "softmax+diag": (0.3, 0.31, 0.32),
+            "lln+diag-entropy": (0.46, 0.46),
+            "lln+diag-none": (0.48,),
+            "elu+diag": (0.5,),
+        }
         found, text = page(
             SOFTMAX,
             *(
@@ -123,12 +161,23 @@ class Page(unittest.TestCase):
         )
         self.assertRegex(text, r"\| LLN \(entropy\) \+ Diag \| .* \| 25% \| 25% \|")
         self.assertIn(
-            "| softmax beside Diag | 0.510 | 0.310 | -0.2000 ± 0.0141 | -0.1500 ± 0.0106 |", text
-        )
-        self.assertIn(
-            "| LLN (entropy) beside Diag | 0.510 | 0.460 | -0.0500 | -0.0375 | +0.0000 | 2, 1 |",
+            "| softmax beside Diag | 0.510 | 0.310 | -0.2000 ± 0.0082 | -0.1500 ± 0.0061 | "
+            "+0.0000 ± < 0.0001 | 3, 3 |",
             text,
         )
+        self.assertIn(
+            "| LLN (entropy) beside Diag | 0.510 | 0.460 | -0.0500 | -0.0375 | +0.0000 | 3, 2 |",
+            text,
+        )
+        # The maps have alpha = beta = 1, and so has what they are compared with.
+        self.assertIn(
+            "| beside Diag: ELU in place of exp (alpha = beta = 1) | 0.480 | 0.500 | +0.0200 |",
+            text,
+        )
+        for what, before, after in trained.WORTH:
+            if " in place of exp " in what:
+                self.assertEqual((ROWS[before].mode, ROWS[before].long), ("none", "lln"), what)
+                self.assertEqual(ROWS[before].diag, ROWS[after].diag, what)
 
     def test_records_of_other_settings_are_left_out(self):
         other = record("lln-none", 0.8)
@@ -163,11 +212,79 @@ class Prediction(unittest.TestCase):
             {(group, row) for group, _, _, row in points["Entropy"]},
             {("LLN, without Diag", f"lln-alpha={x}") for x in ("0.5", "1.5", "2", "2.5", "3")},
         )
-        self.assertIn("| Entropy | all without Diag | 5 | -1.00 |", text)
+        self.assertIn("| Entropy | all without Diag | 5 | -1.00 | - | - | 1.00 |", text)
         self.assertIn(
-            "Error, swapped, all without Diag: the closer to softmax, the worse (entropy); ", text
+            "Error, swapped, all without Diag: the closer to softmax, the worse (entropy)", text
         )
         self.assertNotIn("all with Diag |", text)
+        # Rows of LLN are no independent ones.
+        self.assertIn("| Entropy | LLN, without Diag | 5 | -1.00 | - | - | - |", text)
+        self.assertIn("LLN, without Diag: on nearly one curve, so that", text)
+        self.assertIn("(entropy -1.00, spectral gap -,", " ".join(text.split()))
+
+    def test_uniform_has_what_is_defined(self):
+        uniform = record("uniform", 0.7)
+        outputs = record("uniform", 0, "outputs", found={"output_errors": [0.2, 0.4]})
+        found, _ = page(SOFTMAX, uniform, outputs)
+        points = trained.points(found, trained.qualities(found)[0][1])
+        limit = math.log(trained_plan.SETTINGS["tokens"])
+        apart = (limit - 2 + limit - 4) / 2 / limit
+        expected = {"Entropy": apart, "Spectral gap": 0.5, "Output of heads": 0.3}
+        self.assertEqual(points.pop("Log-variance"), [])
+        for name, [(group, own, error, row)] in points.items():
+            self.assertEqual((group, error, row), ("uniform, without Diag", 0.7, "uniform"))
+            self.assertAlmostEqual(own, expected[name])
+
+    def recovered(self, *errors):
+        """Maps whose entropy is farther and farther, recovered to these errors of two layers."""
+        records = [SOFTMAX]
+        for i, (name, own) in enumerate(zip(MAPPED, errors, strict=True)):
+            records.append(record(name, 0.5 + i / 10, entropy=[2.0, 4.0 - i / 10]))
+            records.append(record(name, 0, "recovered"))
+            records[-1]["found"]["hidden_errors"] = [0, *own]
+        return " ".join(page(*records)[1].split())
+
+    def test_no_verdict_where_two_measures_disagree(self):
+        rising = [0.1, 0.2, 0.3, 0.4, 0.5]
+        falling = [1 - 3 * x / 2 for x in rising]
+        text = self.recovered(*zip(falling, rising, strict=True))
+        self.assertIn("Recovered, all with Diag: the two measures of the error disagree (", text)
+        self.assertIn("Error, recovered, all with Diag: not to be told from chance (sp", text)
+        self.assertIn("The table has ", text)
+        text = self.recovered(*zip(rising, rising, strict=True))
+        self.assertIn(
+            "Error, recovered, all with Diag: the closer to softmax, the better (entropy", text
+        )
+        self.assertNotIn("disagree (", text)
+
+
+@unittest.skipUnless(shutil.which("git"), "there is no git")
+class Revision(unittest.TestCase):
+    def test_sources_of_the_records_that_were_changed(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+
+            def git(*words):
+                who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+                subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True)
+
+            program = folder / "experiments/trained/run"
+            package = folder / "python/lln_attention/module.py"
+            records = folder / "experiments/trained/records.jsonl"
+            other = folder / "docs/page.md"
+            for path in (program, package, records, other):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text("one", encoding="utf-8")
+            git("init")
+            git("add", ".")
+            git("commit", "-m", "one")
+            with unittest.mock.patch.object(machine, "ROOT", folder):
+                clean = machine.revision()
+                self.assertRegex(clean, "^[0-9a-f]{12}$")
+                for path, end in ((records, ""), (other, ""), (program, "+"), (package, "+")):
+                    path.write_text("two", encoding="utf-8")
+                    self.assertEqual(machine.revision(), clean + end, path.name)
+                    git("checkout", ".")
 
 
 class Records(unittest.TestCase):
