@@ -255,7 +255,7 @@ class Environment(Ranks):
             self.assertRegex(error, r"cannot listen on 127\.0\.0\.1:\d+.*address already in use")
         self.assertRegex(self.error(**place), r"did not come .* within 1\.0 s: rank 1\n")
         error = self.error(**{**place, "RANK": "1"})
-        # Torch gives up, or our own limit of two seconds more does first: it pauses between its tries.
+        # Torch gives up, or our own limit of two seconds more does first: it pauses between tries.
         self.assertRegex(error, r"^lln: (rank 1 did not reach rank 0 at 127\.0\.0\.1:\d+|"
                                 r"rank 0 at 127\.0\.0\.1:\d+ did not answer) within \d\.0 s")
         self.assertFalse(re.search("frame #", error))
