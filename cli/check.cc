@@ -77,8 +77,8 @@ std::vector<Case> chosen_cases(const Request& request) {
   std::erase_if(
       cases, [&](const Case& c) { return to_string(c).find(request.filter) == std::string::npos; });
   if (cases.empty()) {
-    throw UsageError(
-        fmt::format("no case contains '{}': lln check --verbose lists them all", request.filter));
+    throw UsageError(fmt::format("no case contains '{}': without FILTER --verbose lists them all",
+                                 request.filter));
   }
   return cases;
 }
