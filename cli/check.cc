@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -29,6 +30,7 @@ struct Request {
   bool quick = false;
   std::int64_t random = 0;
   std::uint64_t seed = 0;
+  std::string slice;  // I/N
   bool verbose = false;
   int threads = 0;
   bool json = false;
@@ -68,7 +70,25 @@ void check_device(Device device) {
               fmt::format("device {} cannot be used: {}", to_string(device), reason));
 }
 
+struct Slice {
+  std::size_t first = 0, step = 1;
+};
+
+Slice chosen_slice(const std::string& text) {
+  if (text.empty()) return {};
+  Slice slice;
+  const char* const end = text.data() + text.size();
+  const auto first = std::from_chars(text.data(), end, slice.first);
+  const bool parted = first.ec == std::errc() && first.ptr != end && *first.ptr == '/';
+  const auto step = std::from_chars(parted ? first.ptr + 1 : end, end, slice.step);
+  if (!parted || step.ec != std::errc() || step.ptr != end || slice.first >= slice.step) {
+    throw UsageError(fmt::format("unknown slice '{}': expected I/N with I from 0 to N - 1", text));
+  }
+  return slice;
+}
+
 std::vector<Case> chosen_cases(const Request& request) {
+  const Slice slice = chosen_slice(request.slice);
   std::vector<Case> cases = conformance::on_device(
       request.random > 0 ? conformance::random_cases(request.random, request.seed)
       : request.quick    ? conformance::quick_cases()
@@ -80,7 +100,9 @@ std::vector<Case> chosen_cases(const Request& request) {
     throw UsageError(fmt::format("no case contains '{}': without FILTER --verbose lists them all",
                                  request.filter));
   }
-  return cases;
+  std::vector<Case> chosen;
+  for (std::size_t i = slice.first; i < cases.size(); i += slice.step) chosen.push_back(cases[i]);
+  return chosen;
 }
 
 std::vector<std::string> chosen_kernels(const Request& request, Op op) {
@@ -186,6 +208,8 @@ Verb add_check(CLI::App& program) {
   command->add_option("--seed", request->seed, "Of random cases")
       ->needs(random)
       ->capture_default_str();
+  command->add_option("--slice", request->slice,
+                      "I/N: every Nth case from the Ith on, for N runs at a time");
   command->add_flag("--verbose", request->verbose, "Print every case, not only failures");
   add_threads_option(*command, request->threads);
   add_json_option(*command, request->json);
@@ -194,7 +218,8 @@ Verb add_check(CLI::App& program) {
                   "  lln check lln+diag64:causal --verbose\n"
                   "  lln check bf16 --kernel reference\n"
                   "  lln check --device cuda\n"
-                  "  lln check --random 1000 --seed 7\n\n"
+                  "  lln check --random 1000 --seed 7\n"
+                  "  lln check --device cuda --slice 3/16 --threads 1\n\n"
                   "A kernel that does not take a case is skipped. The last line is\n"
                   "  N passed, M failed, K skipped\n"));
   return {command, [request] { return run(*request); }};

@@ -242,6 +242,18 @@ class Check(unittest.TestCase):
         self.assertIn("requires", lln("check", "--seed", 3, expect=2).stderr)
         lln("check", "--random", 0, expect=2)
 
+    def test_slices_are_the_table_once(self):
+        def cases(*slice_of):
+            said = lln("check", "--quick", "--kernel", "reference", "--verbose", "--json", *slice_of)
+            return [one["case"] for one in json.loads(said.stdout)["results"]]
+
+        slices = [cases("--slice", f"{i}/3") for i in range(3)]
+        self.assertEqual(cases()[::3][0], slices[0][0])
+        self.assertCountEqual(cases(), sum(slices, []))
+        self.assertEqual(len(set(map(tuple, slices))), 3)
+        for text in ("3/3", "1", "a/2", "1/2x", "-1/2", "/"):
+            self.assert_error(2, "usage", "check", f"--slice={text}")
+
 
 class Demo(unittest.TestCase):
     @classmethod

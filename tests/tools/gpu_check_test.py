@@ -112,6 +112,19 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(steps["cuda_large_test"]["verdict"], "passed")
         self.assertNotIn("h200-lln", steps)
 
+    def test_programs_beside_each_other(self):
+        report, steps = self.run_check("--quick", "--jobs", "3", "--only", "check", "--only",
+                                       "tests", "--random", "7", "--seed", "4")
+        self.assertTrue(report["passed"])
+        self.assertNotIn("check", steps)
+        for i in range(3):
+            command = steps[f"check, slice {i} of 3"]["command"]
+            self.assertIn(f"--random 7 --seed 4 --slice {i}/3 --threads 1", command)
+        self.assertEqual(steps["cuda_one_test"]["tests"], 2)
+        report, steps = self.run_check("--jobs", "2", "--only", "check", failed=1)
+        self.assertFalse(report["passed"])
+        self.assertEqual(steps["check, slice 1 of 2"]["verdict"], "failed")
+
     def test_a_test_without_a_result_fails(self):
         self.write("tests/cuda/cuda_one_test", "#!/bin/sh\nexit 0\n")
         _, steps = self.run_check("--only", "tests")
