@@ -131,12 +131,13 @@ Tensor attention(const Arguments& a, const Options& options, const ScaleSource& 
   return ForwardCall(a, options, source).run(a, {});
 }
 
-Forward forward(const Arguments& a, const Options& options, const ScaleSource& source) {
+Forward forward(const Arguments& a, const Options& options, const ScaleSource& source,
+                bool keep_state) {
   const ForwardCall call(a, options, source);
   Tensor key_lse = no_tensor(a.q);
   Tensor channel_values = no_tensor(a.q);
   lln::AttentionSaved saved;
-  if (call.has_lln() && !call.options.causal) {
+  if (keep_state && call.has_lln() && !call.options.causal) {
     const ScalarType type = scalar_type(wide_type(call.in.q.dtype));
     const std::int64_t sequences = sequence_count(call.in.q, call.in.cu_seqlens_q);
     const std::int64_t one = 1;

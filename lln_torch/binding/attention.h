@@ -61,7 +61,9 @@ struct Forward {
   Tensor alpha;           // where it was made here: [S, heads] matched, [1, 1] of a number
   Tensor beta;
 };
-Forward forward(const Arguments& arguments, const Options& options, const ScaleSource& source);
+// keep_state: where the call has a state; without it a backward pass sums the keys again.
+Forward forward(const Arguments& arguments, const Options& options, const ScaleSource& source,
+                bool keep_state = true);
 
 struct Wanted {
   bool scales = false;
@@ -77,7 +79,7 @@ struct Gradients {
   Tensor lln_weight;
   Tensor diag_weight;
 };
-// `key_lse` and `channel_values` are those of the forward pass.
+// `key_lse` and `channel_values` are those of the forward pass, or without elements both.
 Gradients backward(const Tensor& g, const Arguments& arguments, const Tensor& key_lse,
                    const Tensor& channel_values, const Options& options, Wanted wanted);
 

@@ -54,6 +54,14 @@ void store_running(const lln::RunningMoments& moments, const Tensor& running) {
   }
 }
 
+void match_views(const Scales& scales, const lln::MatchingInputs& in, const Tensor& q,
+                 const lln::MatchingOptions& options) {
+  lln::Exec exec = exec_for(q, 2 * q.numel());
+  const Workspace workspace(q, exec, [&] { return lln::matching_workspace_bytes(in); });
+  lln::match_moments(in, {scale_view("alpha", scales.alpha), scale_view("beta", scales.beta)},
+                     options, exec);
+}
+
 }  // namespace
 
 void check_running(const Tensor& running, std::int64_t heads_k, const lln::Device& device) {
@@ -125,15 +133,16 @@ Tensor head_moments(const Tensor& x, const OptionalTensor& lengths, const Option
   return out;
 }
 
+void match_into(const Scales& scales, const MatchingArguments& a, const std::string& mode) {
+  match_views(scales, matching_inputs(a), a.q, {.mode = lln::parse_matching(mode)});
+}
+
 Scales match(const lln::MatchingInputs& in, const Tensor& q, const lln::MatchingOptions& options) {
   const ScalarType type = scalar_type(wide_type(in.q.dtype));
   const std::int64_t sequences = sequence_count(in.q, in.cu_seqlens_q);
   Scales scales{new_tensor(q, std::array{sequences, in.q.shape[1]}, type),
                 new_tensor(q, std::array{sequences, in.k.shape[1]}, type)};
-  lln::Exec exec = exec_for(q, 2 * q.numel());
-  const Workspace workspace(q, exec, [&] { return lln::matching_workspace_bytes(in); });
-  lln::match_moments(in, {scale_view("alpha", scales.alpha), scale_view("beta", scales.beta)},
-                     options, exec);
+  match_views(scales, in, q, options);
   return scales;
 }
 

@@ -32,6 +32,8 @@ struct MatchingArguments {
 // The same from tensors; `running` is for mode ema.
 Scales match(const MatchingArguments& arguments, const OptionalTensor& running,
              const std::string& mode, bool causal);
+// Into tensors of the caller; not of mode ema.
+void match_into(const Scales& scales, const MatchingArguments& arguments, const std::string& mode);
 void update_moments(const Tensor& running, const MatchingArguments& arguments, double decay);
 
 // Throws lln::Error where `running` is not f64 [2, heads_k, 3], contiguous, on that device.

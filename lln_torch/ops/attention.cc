@@ -5,6 +5,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
 
 #include <algorithm>
 #include <array>
@@ -16,6 +17,7 @@
 #include "lln_torch/binding/attention.h"
 #include "lln_torch/ops/handles.h"
 #include "lln_torch/ops/matching.h"
+#include "lln_torch/ops/side_work.h"
 
 namespace lln_torch {
 namespace {
@@ -41,6 +43,7 @@ struct CallOptions {
   std::string kind, feature;
   bool causal = false;
   double fixed_mix = 0.5;
+  std::shared_ptr<StateAgain> state_again;
   binding::Options binding_options() const { return {kind, causal, fixed_mix, feature}; }
 };
 struct CallScales {
@@ -125,6 +128,23 @@ struct FinalGradients : torch::autograd::Function<FinalGradients> {
   }
 };
 
+constexpr const char* kStateAgain = "state_again";
+struct StateHolder : torch::CustomClassHolder {
+  explicit StateHolder(std::shared_ptr<StateAgain> given) : again(std::move(given)) {}
+  std::shared_ptr<StateAgain> again;
+};
+
+// The state in its place among the saved tensors, where it was made again.
+void take_state_again(AutogradContext& ctx, variable_list& saved) {
+  const auto found = ctx.saved_data.find(kStateAgain);
+  if (found == ctx.saved_data.end()) return;
+  const TensorState state =
+      c10::static_intrusive_pointer_cast<StateHolder>(found->second.toCapsule())->again->take();
+  if (!state.defined()) return;
+  saved[kDifferentiable + kFixed] = state.lse;
+  saved[kDifferentiable + kFixed + 1] = state.values;
+}
+
 struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const MaybeTensor& alpha, const MaybeTensor& beta,
@@ -143,12 +163,27 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
         to_binding_optional("query_mask", scales->query_mask);
     const binding::Forward found =
         binding::forward(bound.arguments(), options->binding_options(),
-                         {scales->matching, query_mask, scales->alpha, scales->beta});
+                         {scales->matching, query_mask, scales->alpha, scales->beta},
+                         /*keep_state=*/options->state_again == nullptr);
     // Matched, or numbers.
     if (!alpha) saved[kAlpha] = from_binding_optional(found.alpha);
     if (!beta) saved[kBeta] = from_binding_optional(found.beta);
     saved.push_back(from_binding(found.key_lse));
     saved.push_back(from_binding(found.channel_values));
+    if (options->state_again) {
+      options->state_again->remember({.q = q,
+                                      .k = k,
+                                      .v = v,
+                                      .alpha = saved[kAlpha],
+                                      .beta = saved[kBeta],
+                                      .key_lengths = options->tensors[kKeyLengths],
+                                      .key_mask = options->tensors[kKeyMask],
+                                      .cu_seqlens = options->tensors[kCuSeqlens],
+                                      .cu_seqlens_k = options->tensors[kCuSeqlensK],
+                                      .feature = options->feature});
+      ctx->saved_data[kStateAgain] =
+          c10::IValue::make_capsule(c10::make_intrusive<StateHolder>(options->state_again));
+    }
     ctx->set_materialize_grads(false);
     ctx->save_for_backward(std::move(saved));
     ctx->saved_data["given"] = given;
@@ -163,7 +198,8 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
     variable_list gradients(kDifferentiable + 2);
     const at::Tensor& g = outputs[0];
     if (!g.defined()) return gradients;
-    const variable_list saved = ctx->get_saved_variables();
+    variable_list saved = ctx->get_saved_variables();
+    take_state_again(*ctx, saved);
     // autograd numbers the arguments that were given.
     std::array<bool, kDifferentiable> wanted{};
     const std::int64_t given = ctx->saved_data["given"].toInt();
@@ -225,7 +261,8 @@ CallOptions call_options(const AttentionCall& call) {
   return {.tensors = {call.key_lengths, call.key_mask, call.cu_seqlens, call.cu_seqlens_k},
           .feature = call.feature,
           .causal = call.causal,
-          .fixed_mix = call.fixed_mix};
+          .fixed_mix = call.fixed_mix,
+          .state_again = call.state_again};
 }
 
 [[noreturn]] void refuse_call(const std::string& text) {
@@ -240,6 +277,9 @@ void check_call(const AttentionCall& call) {
       refuse_call(std::string(mix ? "mix is" : "lln_weight or diag_weight is") +
                   " given, and LLN alone (diag_block 0) has nothing to mix");
     }
+  }
+  if (call.state_again && (call.causal || (call.diag_block != 0 && call.fixed_mix == 0))) {
+    refuse_call("state_again is for bidirectional calls with LLN: others keep no state");
   }
   if ((call.fixed_alpha && call.alpha.defined()) || (call.fixed_beta && call.beta.defined())) {
     refuse_call("a scale is given as a tensor and as a number: give one");

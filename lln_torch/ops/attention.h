@@ -8,11 +8,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 
 namespace lln_torch {
+
+class StateAgain;  // side_work.h
 
 // What a call takes besides q, k and v. Tensors that are not defined are not given. Below, S is the
 // number of sequences: the batch, or the packed sequences.
@@ -36,6 +39,9 @@ struct AttentionCall {
   at::Tensor query_mask;               // bool [batch, tokens], for the moments alone
   // Packed sequences, int32 or int64 [S + 1]: batch is 1. Those of the keys where they differ.
   at::Tensor cu_seqlens, cu_seqlens_k;
+  // Given: the backward pass of a bidirectional call takes the state of the keys from here, or sums
+  // them again, and the forward pass keeps none.
+  std::shared_ptr<StateAgain> state_again = {};
 };
 
 // The mode of matching that a call without alpha and beta has: auto by its feature.

@@ -43,6 +43,13 @@ std::pair<at::Tensor, at::Tensor> match_moments(const at::Tensor& q, const at::T
   return {from_binding(scales.alpha), from_binding(scales.beta)};
 }
 
+void match_into(const at::Tensor& alpha, const at::Tensor& beta, const at::Tensor& q,
+                const at::Tensor& k, const MatchCall& call) {
+  const BoundTokens bound(q, k, call.tokens);
+  binding::match_into({to_binding("alpha", alpha), to_binding("beta", beta)}, bound.arguments(),
+                      call.mode);
+}
+
 at::Tensor new_running_moments(std::int64_t heads_k, at::Device device) {
   return at::zeros({2, heads_k, 3}, at::TensorOptions(at::kDouble).device(device));
 }

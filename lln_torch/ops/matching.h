@@ -32,6 +32,11 @@ struct MatchCall {
 std::pair<at::Tensor, at::Tensor> match_moments(const at::Tensor& q, const at::Tensor& k,
                                                 const MatchCall& call = {});
 
+// The same into tensors of the caller, which the shape and the type above must be of; of modes that
+// read q and k alone.
+void match_into(const at::Tensor& alpha, const at::Tensor& beta, const at::Tensor& q,
+                const at::Tensor& k, const MatchCall& call = {});
+
 // Running moments before the first step: zeros, weight, mean and variance of each key head, of q
 // and then of k. A buffer of a module; it is saved and moved like any.
 at::Tensor new_running_moments(std::int64_t heads_k, at::Device device = at::kCPU);

@@ -57,19 +57,26 @@ ProjectedAttention::ProjectedAttention(const AttentionConfig& config, const Sett
   }
 }
 
-ProjectedAttention::Projected ProjectedAttention::project(const Tensor& x, const Context& context) {
-  const auto split = [&](const Tensor& all) {
-    return all.view({x.size(0), x.size(1), config_.heads, channels()}).transpose(1, 2);
-  };
+Tensor ProjectedAttention::heads_of(const Tensor& x) const {
+  return x.view({x.size(0), x.size(1), config_.heads, channels()}).transpose(1, 2);
+}
+
+ProjectedAttention::Projected ProjectedAttention::project_scored(const Tensor& x,
+                                                                 const Context& context) {
   Projected projected;
-  projected.q = split(query_->forward(x));
-  projected.k = key_.is_empty() ? projected.q : split(key_->forward(x));
-  projected.v = split(value_->forward(x));
+  projected.q = heads_of(query_->forward(x));
+  projected.k = key_.is_empty() ? projected.q : heads_of(key_->forward(x));
   if (context.rotary_cos.defined()) {
     projected.q = rotate(projected.q, context.rotary_cos, context.rotary_sin);
     projected.k =
         key_.is_empty() ? projected.q : rotate(projected.k, context.rotary_cos, context.rotary_sin);
   }
+  return projected;
+}
+
+ProjectedAttention::Projected ProjectedAttention::project(const Tensor& x, const Context& context) {
+  Projected projected = project_scored(x, context);
+  projected.v = heads_of(value_->forward(x));
   return projected;
 }
 
@@ -86,7 +93,7 @@ ProjectedAttention::PartWeights ProjectedAttention::part_weights(const Tensor& x
   return {};
 }
 
-Tensor ProjectedAttention::attend_both(const Projected& projected, const Tensor& x,
+Tensor ProjectedAttention::attend_both(const Projected& projected, const Beside&, const Tensor& x,
                                        const Tensor& key_mask, Context& context) {
   const auto& [q, k, v] = projected;
   const Tensor far = attend(q, k, v, key_mask, context);
@@ -99,6 +106,11 @@ Tensor ProjectedAttention::attend_both(const Projected& projected, const Tensor&
   const Tensor far_weight = weights.far.unsqueeze(axis);
   if (!weights.near.defined()) return near + far_weight * (far - near);
   return far_weight * far + weights.near.unsqueeze(axis) * near;
+}
+
+ProjectedAttention::Beside ProjectedAttention::begin_beside(const Projected&, const Tensor&,
+                                                            const Context&) {
+  return {};
 }
 
 void ProjectedAttention::describe(Observation&) const {}
@@ -117,7 +129,10 @@ Tensor ProjectedAttention::forward(const Tensor& x, const Tensor& key_mask, Cont
   } else if (x.size(1) == 0) {  // a piece without tokens takes part all the same
     return at::zeros_like(x);
   }
-  const Projected projected = project(x, context);
+  Projected projected = project_scored(x, context);
+  const Beside beside = context.side_work ? begin_beside(projected, key_mask, context) : Beside{};
+  projected.v = heads_of(value_->forward(x));
+  if (beside.work) beside.work->join();
   if (context.observer != nullptr) {
     Observation observation{.layer = config_.layer,
                             .name = config_.name,
@@ -127,7 +142,11 @@ Tensor ProjectedAttention::forward(const Tensor& x, const Tensor& key_mask, Cont
     describe(observation);
     context.observer->observe(observation);
   }
-  return project_output(attend_both(projected, x, key_mask, context));
+  const Tensor output = project_output(attend_both(projected, beside, x, key_mask, context));
+  if (beside.state_again && output.requires_grad()) {
+    output.register_hook([again = beside.state_again](const Tensor&) { again->begin(); });
+  }
+  return output;
 }
 
 Tensor zero_padding(const Tensor& x, const Tensor& key_mask) {

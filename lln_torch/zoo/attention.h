@@ -14,6 +14,7 @@
 #include <string>
 
 #include "lln_torch/config/settings.h"
+#include "lln_torch/ops/side_work.h"
 
 namespace lln_torch {
 
@@ -48,6 +49,9 @@ struct Context {
   // The tokens are a piece of sequences whose other pieces are on other ranks; null: they are
   // whole.
   const Pieces* pieces = nullptr;
+  // Layers may put work beside the work of the stream (side_work.h): where the step is captured in
+  // a CUDA graph.
+  bool side_work = false;
   // What a layer hands to the next (luna's slots), by the name of the attention.
   std::map<std::string, Tensor> carried;
 };
@@ -113,6 +117,14 @@ class ProjectedAttention : public Attention {
   };
   PartWeights part_weights(const Tensor& x);
 
+  // What an attention makes beside the projection of v, and what makes the state of its keys again
+  // beside the gradients of the output's projection; nothing by default.
+  struct Beside {
+    std::optional<SideWork> work;
+    Tensor alpha, beta;
+    std::shared_ptr<StateAgain> state_again;
+  };
+
   // What scores q.k of a softmax are multiplied by; nothing: 1/sqrt D. Not of Diag.
   virtual std::optional<double> score_scale() const { return std::nullopt; }
 
@@ -128,13 +140,18 @@ class ProjectedAttention : public Attention {
                         Context& context) = 0;
   // Both parts: attend(), and block-diagonal attention where diag asks for it. For attentions that
   // have a faster way to the same.
-  virtual Tensor attend_both(const Projected& projected, const Tensor& x, const Tensor& key_mask,
-                             Context& context);
+  virtual Tensor attend_both(const Projected& projected, const Beside& beside, const Tensor& x,
+                             const Tensor& key_mask, Context& context);
+  // Of contexts with side_work: begins what needs q and k alone, beside the projection of v.
+  virtual Beside begin_beside(const Projected& projected, const Tensor& key_mask,
+                              const Context& context);
   // What an observation holds besides q, k and the mask: its kind, and alpha and beta.
   virtual void describe(Observation& observation) const;
 
  private:
   [[noreturn]] void refuse_pieces() const;
+  Tensor heads_of(const Tensor& x) const;                             // [batch, tokens, dim] as q
+  Projected project_scored(const Tensor& x, const Context& context);  // q and k
 
   AttentionConfig config_;
   torch::nn::Linear query_{nullptr}, key_{nullptr}, value_{nullptr}, output_{nullptr};

@@ -18,6 +18,8 @@ namespace lln_torch {
 namespace {
 
 constexpr double kLeastScale = 1e-3, kLargestScale = 1e3;
+// Of these a pass over the keys is too short to fill a device, and costs nothing beside other work.
+constexpr std::int64_t kHeadsOfShortPass = 64;
 constexpr std::int64_t kMostFeatures = 256;  // channels of q and k that the core takes
 
 // [heads, channels, features]: random rotations side by side, the last one cut, so that features
@@ -198,14 +200,19 @@ void LlnAttention::set_frozen_scales(const Tensor& alpha, const Tensor& beta) {
   beta_.copy_(beta);
 }
 
+bool LlnAttention::matches_each_call() const {
+  return matching_ != "none" && matching_ != "learned" && matching_ != "frozen" &&
+         matching_ != "ema";
+}
+
 AttentionCall LlnAttention::call(const Tensor& key_mask) const {
   AttentionCall call{.causal = config().causal, .feature = feature_, .key_mask = key_mask};
   if (matching_ == "none") {
     call.fixed_alpha = call.fixed_beta = 1;
-  } else if (matching_ == "learned" || matching_ == "frozen" || matching_ == "ema") {
-    std::tie(call.alpha, call.beta) = fixed_scales();
-  } else {
+  } else if (matches_each_call()) {
     call.matching = matching_;
+  } else {
+    std::tie(call.alpha, call.beta) = fixed_scales();
   }
   return call;
 }
@@ -284,14 +291,45 @@ bool LlnAttention::weights_outside(const Tensor& x, const Context& context) cons
   return by_channel && config().causal && trains_on_device(x, context);
 }
 
-Tensor LlnAttention::attend_both(const Projected& projected, const Tensor& x,
+LlnAttention::Beside LlnAttention::begin_beside(const Projected& projected, const Tensor& key_mask,
+                                                const Context& context) {
+  const auto& [q, k, v] = projected;
+  Beside beside;
+  if (varied() || feature_ != "exp" || config().causal || context.pieces != nullptr ||
+      matching_ == "learned") {
+    return beside;
+  }
+  const int experiment = std::getenv("LLN_EXP") ? std::atoi(std::getenv("LLN_EXP")) : 3;
+  const std::int64_t numbers_of_state = channels() * (channels() + 1);
+  if ((experiment & 2) && at::GradMode::is_enabled() && numbers_of_state > q.size(2) &&
+      q.size(0) * q.size(1) <= kHeadsOfShortPass) {
+    beside.state_again = std::make_shared<StateAgain>();
+  }
+  if (!(experiment & 1) || !matches_each_call()) return beside;
+  const auto options = q.options().dtype(q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  beside.alpha = at::empty({q.size(0), q.size(1)}, options);
+  beside.beta = at::empty({k.size(0), k.size(1)}, options);
+  beside.work.emplace(q.device());
+  beside.work->run([&] {
+    match_into(beside.alpha, beside.beta, q, k,
+               {.mode = matching_, .tokens = {.key_mask = key_mask}});
+  });
+  return beside;
+}
+
+Tensor LlnAttention::attend_both(const Projected& projected, const Beside& beside, const Tensor& x,
                                  const Tensor& key_mask, Context& context) {
   // Diag is of q and k as they are.
   if (varied() || features_outside(projected.q, context) || scales_outside(x, context) ||
       weights_outside(x, context)) {
-    return ProjectedAttention::attend_both(projected, x, key_mask, context);
+    return ProjectedAttention::attend_both(projected, beside, x, key_mask, context);
   }
   AttentionCall both = call(key_mask);
+  if (beside.alpha.defined()) {
+    both.alpha = beside.alpha;
+    both.beta = beside.beta;
+  }
+  both.state_again = beside.state_again;
   if (diag_block() == 0) return run_call(projected, both, context);
   both.diag_block = diag_block();
   const PartWeights weights = part_weights(x);

@@ -46,8 +46,10 @@ class LlnAttention : public ProjectedAttention {
  protected:
   Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& key_mask,
                 Context& context) override;
-  Tensor attend_both(const Projected& projected, const Tensor& x, const Tensor& key_mask,
-                     Context& context) override;
+  Tensor attend_both(const Projected& projected, const Beside& beside, const Tensor& x,
+                     const Tensor& key_mask, Context& context) override;
+  Beside begin_beside(const Projected& projected, const Tensor& key_mask,
+                      const Context& context) override;
   void describe(Observation& observation) const override;
 
  private:
@@ -68,6 +70,8 @@ class LlnAttention : public ProjectedAttention {
   bool features_outside(const Tensor& q, const Context& context) const;
   bool scales_outside(const Tensor& x, const Context& context) const;
   bool weights_outside(const Tensor& x, const Context& context) const;
+  // Whether alpha and beta come from q and k of the call.
+  bool matches_each_call() const;
   // All of a call but the weights of the two parts.
   AttentionCall call(const Tensor& key_mask) const;
   // The call, on the whole sequence or on a piece of it, and a step of the running moments.

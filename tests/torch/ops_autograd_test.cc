@@ -14,6 +14,7 @@
 #include "lln/attention.h"
 #include "lln/error.h"
 #include "lln_torch/ops/attention.h"
+#include "lln_torch/ops/side_work.h"
 
 namespace lln_torch {
 namespace {
@@ -228,6 +229,69 @@ TEST(Autograd, NothingOfTheLengthIsKeptBesidesTheArguments) {
       EXPECT_LE(bytes, 4096 + 2 * 16 * 17 * 4);
       EXPECT_EQ(kept(4096), bytes);
     }
+  }
+}
+
+// Begun before the backward pass or not, and in a second one, for which nothing is remembered.
+TEST(Autograd, AStateThatIsMadeAgainChangesNothing) {
+  AttentionCall with_block, masked, packed, learned;
+  with_block.diag_block = 16;
+  masked.key_mask = at::arange(150).unsqueeze(0).lt(at::tensor({150, 93}).unsqueeze(1));
+  packed.cu_seqlens = at::tensor({0, 70, 70, 150}, at::kInt);
+  learned.alpha = random_leaf({4}).detach().abs().requires_grad_();
+  for (const AttentionCall& given : {AttentionCall{}, with_block, masked, packed, learned}) {
+    const std::int64_t batch = given.cu_seqlens.defined() ? 1 : 2;
+    const at::Tensor q = random_leaf({batch, 4, 150, 16}), k = random_leaf({batch, 2, 150, 16});
+    const at::Tensor v = random_leaf({batch, 2, 150, 8}), g = at::randn({batch, 4, 150, 8});
+    std::vector<at::Tensor> leaves{q, k, v};
+    if (given.alpha.defined()) leaves.push_back(given.alpha);
+    const auto gradients = [&](const at::Tensor& o) {
+      return torch::autograd::grad({o}, leaves, {g}, /*retain_graph=*/true);
+    };
+    const at::Tensor expected = attention(q, k, v, given);
+    const auto expected_gradients = gradients(expected);
+    for (const bool begun : {true, false}) {
+      AttentionCall call = given;
+      call.state_again = std::make_shared<StateAgain>();
+      const at::Tensor found = attention(q, k, v, call);
+      EXPECT_TRUE(at::equal(found, expected));
+      for (int pass = 0; pass < 2; ++pass) {
+        if (begun) call.state_again->begin();
+        const auto found_gradients = gradients(found);
+        for (std::size_t i = 0; i < leaves.size(); ++i) {
+          EXPECT_TRUE(at::equal(found_gradients[i], expected_gradients[i])) << i << begun << pass;
+        }
+      }
+    }
+  }
+}
+
+TEST(Autograd, AStateThatIsMadeAgainIsNotKept) {
+  CountedMemory memory;
+  const auto kept = [&](bool again) {
+    const at::Tensor q = random_leaf({1, 2, 64, 32});
+    AttentionCall call = unmatched();
+    if (again) call.state_again = std::make_shared<StateAgain>();
+    const std::int64_t before = memory.bytes();
+    const auto graph = attention(q, q, q, call).grad_fn();
+    EXPECT_NE(graph, nullptr);
+    return memory.bytes() - before;
+  };
+  constexpr std::int64_t kState = 2 * 32 * 33 * 4;
+  EXPECT_GE(kept(false), kState);
+  EXPECT_LT(kept(true), kState / 4);
+}
+
+TEST(Autograd, ACallWithoutAStateMakesNoneAgain) {
+  const at::Tensor q = random_leaf({1, 2, 32, 8});
+  AttentionCall causal = unmatched(), near = unmatched();
+  causal.causal = true;
+  near.diag_block = 8;
+  near.fixed_mix = 0;
+  for (AttentionCall* call : {&causal, &near}) {
+    call->state_again = std::make_shared<StateAgain>();
+    EXPECT_EQ(error_of([&] { attention(q, q, q, *call); }).text,
+              "state_again is for bidirectional calls with LLN: others keep no state");
   }
 }
 

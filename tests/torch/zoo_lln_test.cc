@@ -99,6 +99,33 @@ TEST(ZooLln, LearnedScalesHaveGradients) {
   }
 }
 
+// Matching beside the projection of v, the state made again: in host memory one after the other.
+TEST(ZooLln, WorkBesideChangesNothing) {
+  const Tensor mask = mask_of({37, 20}, 37);
+  for (const char* options :
+       {"", "matching = 'entropy'", "matching = 'none'", "matching = 'ema'", "matching = 'learned'",
+        "diag = 'gate'", "diag = 'learned'", "two_sided = true"}) {
+    for (const char* name : {"lln", "lln+diag"}) {
+      if (std::string(options).starts_with("diag") && std::string(name) == "lln") continue;
+      SCOPED_TRACE(std::string(name) + " " + options);
+      std::vector<Tensor> results[2];
+      for (const bool beside : {false, true}) {
+        const auto attention = made(config_of(name), options);
+        const Tensor x = random_tokens(2, 37, 24).requires_grad_();
+        Context context{.side_work = beside};
+        const Tensor y = attention->forward(x, mask, context);
+        auto leaves = attention->parameters();
+        leaves.push_back(x);
+        results[beside] = torch::autograd::grad({y}, leaves, {random_tokens(2, 37, 24, 5)});
+        results[beside].push_back(y);
+      }
+      for (std::size_t i = 0; i < results[0].size(); ++i) {
+        EXPECT_TRUE(at::equal(results[1][i], results[0][i])) << i;
+      }
+    }
+  }
+}
+
 // By the core, and through what carries them where the core is not asked for them.
 TEST(ZooLln, ScalesHaveGradientsOutsideTheCore) {
   for (const bool causal : {false, true}) {
