@@ -21,13 +21,15 @@ std::int64_t block_of(const Problem& p) {
 }
 
 std::string part_refusal(const Problem& p) {
-  if (std::max(p.dim, p.dim_v) > kTiledDiagWidth) {
-    return "takes dim and dim_v up to " + std::to_string(kTiledDiagWidth);
+  if (std::max(p.dim, p.dim_v) > kTiledWidths[3]) {
+    return "takes dim and dim_v up to " + std::to_string(kTiledWidths[3]);
   }
-  constexpr int kWideBytes = 200 * 1024;
-  if (p.op == Op::backward && tiled_width(p) == 128 && lacks_shared_memory(p, kWideBytes)) {
-    return "takes gradients of dim and dim_v above 64 where a block has " +
-           std::to_string(kWideBytes) + " bytes of shared memory";
+  // The widest ones have one stage of tiles, where others have two.
+  constexpr int kStagesBytes = 200 * 1024, kStageBytes = 150 * 1024;
+  const int needed = tiled_width(p) > 128 ? kStageBytes : kStagesBytes;
+  if (p.op == Op::backward && tiled_width(p) > 64 && lacks_shared_memory(p, needed)) {
+    return "takes gradients of dim and dim_v above 64 where a block has " + std::to_string(needed) +
+           " bytes of shared memory";
   }
   if (block_of(p) > kMostBlock) return "takes blocks up to " + std::to_string(kMostBlock);
   return "";
@@ -36,6 +38,7 @@ std::string part_refusal(const Problem& p) {
 std::string refusal(const Problem& p) {
   if (!p.has_diag()) return "takes kinds diag and lln+diag alone";
   if (p.causal && p.has_lln()) return "takes no causal lln+diag";
+  if (p.has_lln() && tiled_width(p) > 128) return "takes lln+diag up to 128";
   if (const std::string why = part_refusal(p); !why.empty()) return why;
   if (p.dtype != DType::bf16 && p.dtype != DType::f16) return "takes bf16 and f16 alone";
   Problem either = p;
