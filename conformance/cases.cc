@@ -406,6 +406,7 @@ std::vector<Case> cases() {
   add_wide_cases(table);
   add_diag_cases(table);
   add_wide_diag_cases(table);
+  add_wide_causal_cases(table);
   return std::move(table.cases);
 }
 

@@ -1,0 +1,63 @@
+// Cases of causal LLN and LLN+Diag in bf16 for heads of 129 to 256 channels: tiles of 64 tokens,
+// pieces of 256, and widths that fill the parts of warps and blocks and that do not.
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <span>
+#include <vector>
+
+#include "conformance/case_table.h"
+
+namespace lln::conformance {
+namespace {
+
+// Of aligned tensors and without gradients of parameters, with which kernels go other ways.
+void add(Table& table, const std::string& problem, Case form = {}) {
+  form.tensor_cores = true;
+  table.add("bf16:cpu:" + problem, form, false);
+  for (Case& c : std::span(table.cases).last(2)) {
+    if (c.layout == Layout::gaps) c.layout = Layout::bnhd;
+  }
+}
+
+void add_lln_shapes(Table& table) {
+  for (const char* dims : {"d256", "d136v200", "d256v72", "d40v256", "d192v136", "d8v136"}) {
+    add(table, fmt::format("b1h2k1n130{}:lln:causal", dims));
+    add(table, fmt::format("b1h1n330{}:lln:causal", dims));
+  }
+  for (const int tokens : {0, 1, 63, 64, 65, 255, 256, 257}) {
+    add(table, fmt::format("b2h2n{}d144:lln:causal", tokens));
+  }
+  for (const char* shape : {"h2k1n600d256", "h6k2n300d136", "h4k1n520d8v136", "h1n1300d136v8"}) {
+    add(table, fmt::format("b1{}:lln:causal", shape));
+  }
+}
+
+void add_lln_sequences(Table& table) {
+  for (const KeyPattern keys : {KeyPattern::lengths, KeyPattern::left_padding, KeyPattern::holes}) {
+    add(table, "b3h2k1n150d256:lln:causal:masked", {.keys = keys});
+    add(table, "b3h2n400d136v40:lln:causal:masked", {.keys = keys});
+  }
+  add(table, "b1h2k1n130d256:lln:causal:packed=5", {.lengths = {20, 0, 69, 1, 40}});
+  add(table, "b1h2k1n700d200:lln:causal:packed=4", {.lengths = {257, 0, 33, 410}});
+}
+
+void add_lln_numbers(Table& table) {
+  for (const InputStyle style : {InputStyle::large_keys, InputStyle::constant_rows}) {
+    add(table, "b1h2n130d256:lln:causal", {.style = style});
+    add(table, "b2h2n300d136v16:lln:causal", {.style = style});
+  }
+  for (const std::int64_t at : {0, 77, 269}) {
+    add(table, "b1h2k1n270d136:lln:causal", {.style = InputStyle::spike, .spike_at = at});
+  }
+}
+
+}  // namespace
+
+void add_wide_causal_cases(Table& table) {
+  add_lln_shapes(table);
+  add_lln_sequences(table);
+  add_lln_numbers(table);
+}
+
+}  // namespace lln::conformance
