@@ -20,13 +20,18 @@ void add(Table& table, const std::string& problem, Case form = {}) {
   }
 }
 
-void add_lln_shapes(Table& table) {
+void add_shapes(Table& table) {
   for (const char* dims : {"d256", "d136v200", "d256v72", "d40v256", "d192v136", "d8v136"}) {
     add(table, fmt::format("b1h2k1n130{}:lln:causal", dims));
     add(table, fmt::format("b1h1n330{}:lln:causal", dims));
   }
   for (const int tokens : {0, 1, 63, 64, 65, 255, 256, 257}) {
     add(table, fmt::format("b2h2n{}d144:lln:causal", tokens));
+  }
+  // The cheapest ones of two pieces.
+  for (const char* dims : {"d8v136", "d136v8"}) {
+    add(table, fmt::format("b1h1n260{}:lln:causal", dims));
+    add(table, fmt::format("b1h1n260{}:lln+diag64:causal", dims));
   }
   for (const char* shape : {"h2k1n600d256", "h6k2n300d136", "h4k1n520d8v136", "h1n1300d136v8"}) {
     add(table, fmt::format("b1{}:lln:causal", shape));
@@ -100,7 +105,7 @@ void add_both_numbers(Table& table) {
 }  // namespace
 
 void add_wide_causal_cases(Table& table) {
-  add_lln_shapes(table);
+  add_shapes(table);
   add_lln_sequences(table);
   add_lln_numbers(table);
   add_both_shapes(table);

@@ -109,14 +109,18 @@ struct WideCausalChannels {
 // The piece of a block's 64 keys: those with the most pairs first.
 struct WideCausalKeyTile {
   int tile;
-  CausalPiece piece;
+  bool there;
+  const CausalPiece& piece;
   std::int64_t slot;  // of the sums over later pieces
 
-  __device__ explicit WideCausalKeyTile(const DeviceCall& call)
+  __device__ WideCausalKeyTile(const DeviceCall& call, WideCausalShared& shared)
       : tile(static_cast<int>(blockIdx.x % kWideCausalTiles)),
-        piece(find_causal_piece<true, kWideCausalPieceLog2>(call, blockIdx.x / kWideCausalTiles)),
-        slot((piece.slot + 1) * call.heads_k + piece.head_k) {}
-  __device__ bool there() const { return piece.s >= 0 && tile * kChunk < piece.count; }
+        there(share_piece(
+            shared,
+            find_causal_piece<true, kWideCausalPieceLog2>(call, blockIdx.x / kWideCausalTiles),
+            tile)),
+        piece(shared.piece),
+        slot(there ? (piece.slot + 1) * call.heads_k + piece.head_k : 0) {}
 
   // Results of the warp's keys, and zeros for those before the first valid one.
   __device__ bool store(const Rows& tensor, std::int64_t dim, const WideCausalSums& acc) const {
@@ -141,8 +145,8 @@ __global__ void __launch_bounds__(WideCausalShape::kThreads, 2)
   LLN_DYNAMIC_SHARED(bytes);
   auto& shared = *reinterpret_cast<WideCausalShared*>(bytes);
   const DeviceCall& call = wide.causal.call;
-  const WideCausalKeyTile own(call);
-  if (!own.there()) return;
+  const WideCausalKeyTile own(call, shared);
+  if (!own.there) return;
   const WideCausalPartners at(call, own.piece, own.tile);
   const WideCausalKeys keys(call, own.piece);
   const WideCausalRows rows{wide, own.piece};
@@ -161,8 +165,8 @@ __global__ void __launch_bounds__(WideCausalShape::kThreads, 2)
   LLN_DYNAMIC_SHARED(bytes);
   auto& shared = *reinterpret_cast<WideCausalShared*>(bytes);
   const DeviceCall& call = wide.causal.call;
-  const WideCausalKeyTile own(call);
-  if (!own.there()) return;
+  const WideCausalKeyTile own(call, shared);
+  if (!own.there) return;
   const int dim = static_cast<int>(call.dim);
   const WideCausalPartners at(call, own.piece, own.tile);
   const WideCausalKeys keys(call, own.piece);

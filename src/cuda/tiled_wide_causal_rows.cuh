@@ -88,8 +88,11 @@ __global__ void __launch_bounds__(WideCausalShape::kThreads, 2)
   auto& shared = *reinterpret_cast<WideCausalShared*>(bytes);
   const DeviceCall& call = wide.causal.call;
   const WideCausalTile at;
-  const CausalPiece piece = find_causal_piece<false, kWideCausalPieceLog2>(call, at.piece);
-  if (piece.s < 0 || at.tile * kChunk >= piece.count) return;
+  if (!share_piece(shared, find_causal_piece<false, kWideCausalPieceLog2>(call, at.piece),
+                   at.tile)) {
+    return;
+  }
+  const CausalPiece& piece = shared.piece;
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
   Bf16* const o = piece.rows<Bf16>(call.o);
   if (piece.first && at.tile == 0) {
@@ -287,8 +290,11 @@ __global__ void __launch_bounds__(WideCausalShape::kThreads, 2)
   auto& shared = *reinterpret_cast<WideCausalShared*>(bytes);
   const DeviceCall& call = wide.causal.call;
   const WideCausalTile at;
-  const CausalPiece piece = find_causal_piece<false, kWideCausalPieceLog2>(call, at.piece);
-  if (piece.s < 0 || at.tile * kChunk >= piece.count) return;
+  if (!share_piece(shared, find_causal_piece<false, kWideCausalPieceLog2>(call, at.piece),
+                   at.tile)) {
+    return;
+  }
+  const CausalPiece& piece = shared.piece;
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
   Bf16* const dq = piece.rows<Bf16>(call.dq);
   if (piece.first && at.tile == 0) {

@@ -49,7 +49,16 @@ struct alignas(1024) WideCausalShared {
   unsigned char pairs[WideCausalShape::kPairBytes];
   float channels[WideCausalShape::kDim];
   float rows[2][WideCausalShape::kGroups][kChunk];
+  CausalPiece piece;  // here it takes no registers
 };
+
+// The block's piece, where there is one with such a tile.
+__device__ inline bool share_piece(WideCausalShared& shared, const CausalPiece& piece, int tile) {
+  if (piece.s < 0 || tile * kChunk >= piece.count) return false;
+  if (threadIdx.x == 0) shared.piece = piece;
+  __syncthreads();
+  return true;
+}
 
 // Which rows and columns of the results are a warp's.
 struct WideCausalWarp {
@@ -82,7 +91,7 @@ template <int kYWidth, int kCount>
 __device__ inline void multiply_wide_rows(float (&acc)[2][kCount][4], const unsigned char* x,
                                           int first, int x_step, const unsigned char* y, int row,
                                           int steps) {
-#pragma unroll 2
+#pragma unroll(kCount > 2 ? 1 : 2)
   for (int step = 0; step < steps; ++step) {
     std::uint32_t a[2][4];
     load_left<WideCausalShape::kDim>(a[0], x, first, x_step + step);
@@ -108,7 +117,7 @@ __device__ inline int wide_channel() { return 8 * static_cast<int>(threadIdx.x &
 template <class F>
 __device__ inline void each_own_piece(unsigned char* tile, F&& f) {
   constexpr int kStep = WideCausalShape::kThreads / 32;
-#pragma unroll
+#pragma unroll 2
   for (int i = 0; i < kChunk / kStep; ++i) {
     const int row = static_cast<int>(threadIdx.x) / 32 + i * kStep;
     auto* const at =

@@ -90,6 +90,24 @@ TEST_F(CudaConformance, CausalDiagRunsOnTensorCores) {
   }
 }
 
+TEST_F(CudaConformance, WideCausalRunsOnTensorCores) {
+  for (const std::string op : {"forward", "backward"}) {
+    for (const char* form : {"n4096d256:lln", "h4k2n130d136v200:lln", "b3n70d40v256:lln",
+                             "n4096d256:lln+diag64", "h4k2n130d136v200:lln+diag100"}) {
+      const auto chosen = [&](const std::string& type, const std::string& flags) {
+        return explain(parse_problem(fmt::format("{}:{}:cuda:{}:causal{}", op, type, form, flags)))
+            .chosen;
+      };
+      EXPECT_EQ(chosen("bf16", ""), "cuda-tiled-wide-causal") << op << ' ' << form;
+      EXPECT_EQ(chosen("bf16", ":masked"), "cuda-tiled-wide-causal") << op << ' ' << form;
+      EXPECT_EQ(chosen("f16", ""), "cuda-plain") << op << ' ' << form;
+      EXPECT_EQ(chosen("f32", ""), "cuda-plain") << op << ' ' << form;
+    }
+    EXPECT_EQ(explain(parse_problem(op + ":bf16:cuda:n90d256:lln:causal:packed=3")).chosen,
+              "cuda-tiled-wide-causal");
+  }
+}
+
 // In f16 with every block, in bf16 with those that its walks hold.
 TEST_F(CudaConformance, CausalLlnDiagRunsOnTensorCores) {
   for (const std::string op : {"forward", "backward"}) {
