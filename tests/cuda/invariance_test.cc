@@ -250,15 +250,15 @@ TEST_P(CudaForms, PackedEqualsSeparateCalls) {
 // Wide heads that are causal, in one piece and in several, with Diag that is added in place.
 TEST_F(CudaInvariance, WideCausalHeads) {
   for (const std::string op : kDeviceOps) {
-    for (const std::string form : {"h2k1n70d256:lln", "h1n300d136v8:lln", "h2k1n520d8v136:lln",
-                                   "h2k1n300d136v8:lln+diag16", "h1n140d256:lln+diag100"}) {
+    for (const std::string form :
+         {"h2k1n70d256:lln", "h1n300d8v136:lln", "h2k1n70d136:lln+diag16"}) {
       const Case c = make_case(op + ":bf16:cpu:b3" + form + ":causal");
       const Inputs in = conformance::make_inputs(c, c.problem.dtype);
       expect_same_bits(run_on_device(c, in), run_on_device(c, in), to_string(c));
       expect_alone_as_among_three(c);
     }
-    expect_packed_as_separate(make_case(op + ":bf16:cpu:b1h2k1n640d136v8:lln:causal"),
-                              {50, 257, 0, 333});
+    expect_packed_as_separate(make_case(op + ":bf16:cpu:b1h2k1n320d136v8:lln:causal"),
+                              {10, 0, 257, 53});
   }
 }
 
