@@ -32,8 +32,8 @@ std::string part_refusal(const Problem& p) {
   constexpr int kStagesBytes = 200 * 1024, kStageBytes = 150 * 1024;
   const int needed = tiled_width(p) > 128 ? kStageBytes : kStagesBytes;
   if (p.op == Op::backward && tiled_width(p) > 64 && lacks_shared_memory(p, needed)) {
-    return "takes gradients of dim and dim_v above 64 where a block has " + std::to_string(needed) +
-           " bytes of shared memory";
+    return "takes gradients of dim and dim_v above " + std::to_string(tiled_width(p) / 2) +
+           " where a block has " + std::to_string(needed) + " bytes of shared memory";
   }
   if (block_of(p) > kMostBlock) return "takes blocks up to " + std::to_string(kMostBlock);
   return "";
