@@ -82,5 +82,9 @@ void add_float_cases(Table& table);
 void add_diag_cases(Table& table);
 // Heads of more than 128 channels (conformance/wide_cases.cc).
 void add_wide_cases(Table& table);
+// Diag and LLN+Diag of such heads (the same file).
+void add_wide_diag_cases(Table& table);
+// Causal LLN and LLN+Diag of such heads (conformance/wide_causal_cases.cc).
+void add_wide_causal_cases(Table& table);
 
 }  // namespace lln::conformance

@@ -405,6 +405,8 @@ std::vector<Case> cases() {
   add_float_cases(table);
   add_wide_cases(table);
   add_diag_cases(table);
+  add_wide_diag_cases(table);
+  add_wide_causal_cases(table);
   return std::move(table.cases);
 }
 

@@ -15,6 +15,7 @@
 #include "cuda/tiled_f32.h"
 #include "cuda/tiled_f32_causal.h"
 #include "cuda/tiled_f32_diag.h"
+#include "cuda/tiled_wide_causal.h"
 
 namespace lln {
 namespace {
@@ -32,6 +33,7 @@ std::vector<Kernel> cuda_forward_kernels() {
   add(list, cuda::tiled_forward_kernels());
   add(list, cuda::tiled_f32_forward_kernels());
   add(list, cuda::tiled_causal_forward_kernels());
+  add(list, cuda::tiled_wide_causal_forward_kernels());
   add(list, cuda::tiled_f32_causal_forward_kernels());
   add(list, cuda::sm90_diag_forward_kernels());
   add(list, cuda::tiled_diag_forward_kernels());
@@ -46,6 +48,7 @@ std::vector<Kernel> cuda_backward_kernels() {
   add(list, cuda::tiled_backward_kernels());
   add(list, cuda::tiled_f32_backward_kernels());
   add(list, cuda::tiled_causal_backward_kernels());
+  add(list, cuda::tiled_wide_causal_backward_kernels());
   add(list, cuda::tiled_f32_causal_backward_kernels());
   add(list, cuda::sm90_diag_backward_kernels());
   add(list, cuda::tiled_diag_backward_kernels());

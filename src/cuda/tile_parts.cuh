@@ -41,7 +41,8 @@ __device__ inline void multiply_tiles(float (&acc)[kCount][4], const unsigned ch
                                       const unsigned char* columns) {
   const int lane = threadIdx.x & 31;
   const std::uint32_t from = shared_address(rows), by = shared_address(columns);
-#pragma unroll
+  // Operands that are asked for far ahead take registers.
+#pragma unroll(kDepth <= 128 ? kDepth / 32 : 2)
   for (int group = 0; group < kDepth / 32; ++group) {
     std::uint32_t x[2][4];
 #pragma unroll

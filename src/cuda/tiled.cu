@@ -14,10 +14,7 @@ namespace {
 std::string refusal(const Problem& p) {
   if (p.kind != Kind::lln) return "takes kind lln alone";
   if (p.dtype != DType::bf16 && p.dtype != DType::f16) return "takes bf16 and f16 alone";
-  // The widest tiles take more shared memory than many devices have: those of the forward pass and,
-  // in the backward pass, those of 128 channels, too.
-  constexpr int kWideBytes = 220 * 1024;
-  const bool narrow = lacks_shared_memory(p, kWideBytes);
+  const bool narrow = lacks_shared_memory(p, kWideLlnBytes);
   const std::int64_t largest_narrow = p.op == Op::backward ? 64 : 128;
   const std::int64_t largest = narrow ? largest_narrow : kTiledWidths[3];
   if (std::max(p.dim, p.dim_v) > largest) {

@@ -64,29 +64,31 @@ struct CausalPiece {
 
 // Pieces of one sequence begin a piece apart, and between those of two sequences lies a first
 // piece, which needs no slot.
+template <int kPieceLog2 = kCausalPieceLog2>
 __device__ inline std::int64_t causal_slot(const DeviceCall& call, const DeviceSequence& sequence,
                                            std::int64_t begin) {
-  return (sequence.batch * call.sequences.tokens + sequence.q_begin + begin) >> kCausalPieceLog2;
+  return (sequence.batch * call.sequences.tokens + sequence.q_begin + begin) >> kPieceLog2;
 }
 
-// Block index to piece: one block per job and head, of q or of k.
-template <bool kKeyHeads>
-__device__ inline CausalPiece find_causal_piece(const DeviceCall& call) {
+// The piece of each job and head, of q or of k: a block's own, or that of several.
+template <bool kKeyHeads, int kPieceLog2 = kCausalPieceLog2>
+__device__ inline CausalPiece find_causal_piece(const DeviceCall& call,
+                                                std::uint32_t block = blockIdx.x) {
   CausalPiece piece;
   const auto heads = static_cast<std::uint32_t>(kKeyHeads ? call.heads_k : call.heads);
   const std::uint32_t group =
       static_cast<std::uint32_t>(call.heads) / static_cast<std::uint32_t>(call.heads_k);
-  const std::uint32_t head = blockIdx.x % heads;
+  const std::uint32_t head = block % heads;
   piece.head = kKeyHeads ? head * group : head;
   piece.head_k = kKeyHeads ? head : head / group;
-  const JobPlace place = find_job<false>(call.sequences, blockIdx.x / heads);
+  const JobPlace place = find_job<false>(call.sequences, block / heads);
   const DeviceSequence& sequence = piece.sequence = place.sequence;
-  piece.begin = sequence.key_first + (place.index << kCausalPieceLog2);
-  piece.slot = causal_slot(call, sequence, piece.begin);
+  piece.begin = sequence.key_first + (place.index << kPieceLog2);
+  piece.slot = causal_slot<kPieceLog2>(call, sequence, piece.begin);
   const std::int64_t left = sequence.q_tokens - piece.begin;
   piece.first = place.index == 0;
-  piece.last = left <= std::int64_t{1} << kCausalPieceLog2;
-  piece.count = static_cast<int>(min(left, std::int64_t{1} << kCausalPieceLog2));
+  piece.last = left <= std::int64_t{1} << kPieceLog2;
+  piece.count = static_cast<int>(min(left, std::int64_t{1} << kPieceLog2));
   if (place.s >= 0 && (piece.first || left > 0)) piece.s = place.s;
   return piece;
 }

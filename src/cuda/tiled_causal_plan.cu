@@ -12,8 +12,6 @@
 namespace lln::cuda {
 namespace {
 
-constexpr std::int64_t kWidest = 128;
-
 int width_of(const Problem& p) { return std::max(p.dim, p.dim_v) <= 64 ? 64 : 128; }
 
 // Tiles of the wide kernels need the shared memory of the largest devices.
@@ -58,14 +56,14 @@ CausalWork lay_out(const Problem& p, Layout& layout) {
 
 }  // namespace
 
-std::string causal_refusal(const Problem& p) {
+std::string causal_refusal(const Problem& p, std::int64_t widest) {
   if (p.device.kind != DeviceKind::cuda) return "is for tensors on CUDA devices";
   if (!p.causal) return "is for causal attention";
   if (!p.has_lln()) return "takes kinds lln and lln+diag";
   if (p.feature != Feature::exp) return "takes the feature map exp alone";
   if (p.dim % 8 != 0 || p.dim_v % 8 != 0) return "needs dim and dim_v in multiples of 8";
-  if (std::max(p.dim, p.dim_v) > kWidest) {
-    return "takes dim and dim_v up to " + std::to_string(kWidest);
+  if (std::max(p.dim, p.dim_v) > widest) {
+    return "takes dim and dim_v up to " + std::to_string(widest);
   }
   return device_refusal(p.device.index);
 }

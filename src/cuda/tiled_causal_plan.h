@@ -11,8 +11,8 @@ namespace lln::cuda {
 std::string tiled_causal_refusal(const Problem& p);
 std::string sm90_causal_refusal(const Problem& p);
 
-// The part of that which no dtype changes.
-std::string causal_refusal(const Problem& p);
+// The part of that which no dtype changes, for kernels of up to `widest` channels.
+std::string causal_refusal(const Problem& p, std::int64_t widest = 128);
 
 struct CausalWork {
   CausalCall causal;

@@ -1,6 +1,7 @@
-// The tiled family of Diag and LLN+Diag on the host: which calls it takes and what is launched.
-// Calls that the problem does not show to be out of reach (an unaligned tensor, the gradient of a
-// scale) go to the plain family.
+// The tiled family of Diag and LLN+Diag on the host: which calls it takes and what is launched. Up
+// to 128 channels LLN+Diag has kernels for both parts; beyond them the LLN part is that of tiled.h,
+// and Diag is added to its results in place. Calls that the problem does not show to be out of
+// reach (an unaligned tensor, the gradient of a scale) go to the plain family.
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/tiled_diag.h"
 
@@ -20,14 +21,19 @@ std::int64_t block_of(const Problem& p) {
   return std::min(p.diag_block, (p.tokens_k / 64 + 1) * 64);
 }
 
+// LLN+Diag in kernels of each part.
+bool two_parts(const Problem& p) { return p.has_lln() && tiled_width(p) > 128; }
+
 std::string part_refusal(const Problem& p) {
-  if (std::max(p.dim, p.dim_v) > kTiledDiagWidth) {
-    return "takes dim and dim_v up to " + std::to_string(kTiledDiagWidth);
+  if (std::max(p.dim, p.dim_v) > kTiledWidths[3]) {
+    return "takes dim and dim_v up to " + std::to_string(kTiledWidths[3]);
   }
-  constexpr int kWideBytes = 200 * 1024;
-  if (p.op == Op::backward && tiled_width(p) == 128 && lacks_shared_memory(p, kWideBytes)) {
-    return "takes gradients of dim and dim_v above 64 where a block has " +
-           std::to_string(kWideBytes) + " bytes of shared memory";
+  // The widest ones have one stage of tiles, where others have two.
+  constexpr int kStagesBytes = 200 * 1024, kStageBytes = 150 * 1024;
+  const int needed = tiled_width(p) > 128 ? kStageBytes : kStagesBytes;
+  if (p.op == Op::backward && tiled_width(p) > 64 && lacks_shared_memory(p, needed)) {
+    return "takes gradients of dim and dim_v above " + std::to_string(tiled_width(p) / 2) +
+           " where a block has " + std::to_string(needed) + " bytes of shared memory";
   }
   if (block_of(p) > kMostBlock) return "takes blocks up to " + std::to_string(kMostBlock);
   return "";
@@ -36,6 +42,10 @@ std::string part_refusal(const Problem& p) {
 std::string refusal(const Problem& p) {
   if (!p.has_diag()) return "takes kinds diag and lln+diag alone";
   if (p.causal && p.has_lln()) return "takes no causal lln+diag";
+  if (two_parts(p) && lacks_shared_memory(p, kWideLlnBytes)) {
+    return "takes lln+diag of dim and dim_v above 128 where a block has " +
+           std::to_string(kWideLlnBytes) + " bytes of shared memory";
+  }
   if (const std::string why = part_refusal(p); !why.empty()) return why;
   if (p.dtype != DType::bf16 && p.dtype != DType::f16) return "takes bf16 and f16 alone";
   Problem either = p;
@@ -54,9 +64,12 @@ void run(const Call& call) {
   if (!tiled_takes(call)) return plain_kernel(p.op).run(call);
   TiledWork work = prepare_tiled(call);
   work.tiled.call.diag_block = block_of(p);
-  const bool bf16 = p.dtype == DType::bf16;
-  if (p.has_lln() && !work.plan.state_given) {
-    (bf16 ? kTiledBf16 : kTiledF16).state(work.tiled, work.plan);
+  const TiledLaunches& lln = p.dtype == DType::bf16 ? kTiledBf16 : kTiledF16;
+  if (two_parts(p)) {
+    (p.op == Op::backward ? lln.backward : lln.forward)(work.tiled, work.plan);
+    work.tiled.adds = true;
+  } else if (p.has_lln() && !work.plan.state_given) {
+    lln.state(work.tiled, work.plan);
   }
   launch_diag(p, work);
 }

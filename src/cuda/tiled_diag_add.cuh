@@ -1,4 +1,4 @@
-// Results of Diag that join those of an LLN part, which another family has stored: kernels without
+// Results of Diag that join those of an LLN part, which other kernels have stored: kernels without
 // LLN read them where they are going to write. A lane reads the 16 bytes that it writes itself, so
 // that nobody waits for anybody.
 // SPDX-License-Identifier: Apache-2.0
@@ -9,9 +9,10 @@
 
 namespace lln::cuda {
 
-// Which kernels do that: the walks of LLN in bf16 have Diag of their own.
-template <class T, bool kLln>
-inline constexpr bool kAddsToLln = !kLln && std::is_same_v<T, F16>;
+// Which kernels do that: those for bf16 up to 128 channels have LLN of their own, as its causal
+// walks have Diag.
+template <class T, int kDim, bool kLln>
+inline constexpr bool kAddsToLln = !kLln && (std::is_same_v<T, F16> || kDim > 128);
 
 // 8 channels of a row from `column` on; zeros where there are none.
 template <class T>

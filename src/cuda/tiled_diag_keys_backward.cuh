@@ -10,8 +10,6 @@
 
 namespace lln::cuda {
 
-inline constexpr int kTurnedRows = 32;  // rows of q whose scores a warp holds at a time
-
 // Of a tile of rows, in shared memory: one number each.
 struct RowStatistics {
   float mass[kDiagTile];  // log2
@@ -23,9 +21,10 @@ template <int kDim, bool kLln>
 struct DiagKeysBackwardShape {
   using Split = DiagSplit<kDim>;
   static constexpr int kPair = 2 * Split::kTileBytes;
-  static constexpr int kRowsAt = 2 * kPair;  // q and g, after two stages of k and v
-  static constexpr int kStatisticsAt = kRowsAt + 2 * kPair;
-  static constexpr int kWordsAt = kStatisticsAt + 2 * static_cast<int>(sizeof(RowStatistics));
+  static constexpr int kRowsAt = Split::kStages * kPair;  // q and g, after k and v
+  static constexpr int kStatisticsAt = kRowsAt + Split::kStages * kPair;
+  static constexpr int kWordsAt =
+      kStatisticsAt + Split::kStages * static_cast<int>(sizeof(RowStatistics));
   static constexpr int kChannelsAt = kWordsAt + 2 * Split::kWordBytes;  // of P and of dS
   static constexpr int kSumsAt = kChannelsAt + kDim * 4;                // dC
   static constexpr int kVectorsAt = kSumsAt + kDim * kDim * 2;
@@ -46,6 +45,8 @@ template <class T, int kDim>
 struct DiagKeyGradients {
   using Split = DiagSplit<kDim>;
   static constexpr int kHeld = Split::kHeld;
+  // Rows of q whose scores a warp holds at a time.
+  static constexpr int kTurnedRows = Split::kScored < 32 ? Split::kScored : 32;
   static constexpr int kCount = kTurnedRows / 8, kSteps = kTurnedRows / 16;
 
   float dk[kHeld / 8][4];  // before it is scaled
@@ -59,7 +60,7 @@ struct DiagKeyGradients {
     }
   }
 
-  // P w2 and dS of these keys and rows first .. + 31 of a tile. `seen`: bit j for row first + j.
+  // P w2 and dS of these keys and kTurnedRows rows of a tile. `seen`: bit j for row first + j.
   __device__ static void turn(std::uint32_t (&p)[kSteps][4], std::uint32_t (&ds)[kSteps][4],
                               const Split& split, const unsigned char* keys,
                               const unsigned char* rows, int first, const RowStatistics& statistics,
@@ -113,13 +114,13 @@ struct DiagKeyGradients {
         }
       }
     } else {
-      const int first = split.half * kTurnedRows;
+      const int first = split.part * kTurnedRows;
       const std::uint64_t bits[2] = {seen[0] >> first | rest, seen[1] >> first | rest};
       turn(p, ds, split, keys, rows, first, statistics, weight, scale, bits);
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
-        words[0].put(split, split.half * kSteps + i, p[i]);
-        words[1].put(split, split.half * kSteps + i, ds[i]);
+        words[0].put(split, split.part * kSteps + i, p[i]);
+        words[1].put(split, split.part * kSteps + i, ds[i]);
       }
       split.join();
 #pragma unroll
@@ -187,7 +188,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
     keys_diag_backward(const __grid_constant__ TiledCall tiled) {
   using Split = DiagSplit<kDim>;
   using Shape = DiagKeysBackwardShape<kDim, kLln>;
-  constexpr int kHeld = Split::kHeld, kThreads = Split::kThreads;
+  constexpr int kHeld = Split::kHeld, kThreads = Split::kThreads, kStages = Split::kStages;
   LLN_DYNAMIC_SHARED(shared);
   auto* const statistics = reinterpret_cast<RowStatistics*>(shared + Shape::kStatisticsAt);
   const WarpWords<Split> words[2] = {
@@ -210,7 +211,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
         const std::int64_t begin = piece.rows.begin;
         const bool masked = call.sequences.mask != nullptr || begin + first < seq.key_first ||
                             begin + end > seq.key_end;
-        keys.start(shared + (step.tile & 1) * Shape::kPair, first, end, masked,
+        keys.start(shared + (step.tile & (kStages - 1)) * Shape::kPair, first, end, masked,
                    [&](int key) { return key_valid(call.sequences, seq, begin + key); });
       }
       HeadRows<T, kDim>(tiled, piece, first_head + step.sweep)
@@ -220,7 +221,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
   };
   DiagStep<true> ahead;
   ahead.open(piece);
-  start(ahead, 0);
+  if constexpr (kStages > 1) start(ahead, 0);
   const Split split;
   wait_for_previous();
   [[maybe_unused]] const auto lln = [&] {
@@ -239,13 +240,17 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
   T* const dv = rows_of(call.dv);
   const float inverse_root = rsqrtf(static_cast<float>(dim));
   DiagKeyGradients<T, kDim> diag;
-  for (int stage = 0; ahead.tile < piece.tiles; stage ^= 1) {
+  for (int stage = 0; ahead.tile < piece.tiles; stage ^= kStages - 1) {
     const DiagStep<true> step = ahead;
     ahead.next(piece, group);
+    if constexpr (kStages == 1) {
+      __syncthreads();  // what was there has been read
+      start(step, stage);
+    }
     copy_wait<0>();
     __syncthreads();
-    start(ahead, stage ^ 1);
-    const unsigned char* const key_tiles = shared + (step.tile & 1) * Shape::kPair;
+    if constexpr (kStages > 1) start(ahead, stage ^ 1);
+    const unsigned char* const key_tiles = shared + (step.tile & (kStages - 1)) * Shape::kPair;
     unsigned char* const row_tiles = shared + Shape::kRowsAt + stage * Shape::kPair;
     const int row = piece.tile_begin(step.tile) + split.first_row();
     const int end = piece.tile_end(step.tile), lane_row = row + ((threadIdx.x & 31) >> 2);
@@ -285,7 +290,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
       for (int i = 0; i < 16; ++i) out[i / 4][i % 4] = diag.dv[4 * pass + i / 4][i % 4];
       T* const to = dv + 32 * pass;
       const int columns = dim_v - split.first_column() - 32 * pass;
-      if constexpr (kAddsToLln<T, kLln>) {
+      if constexpr (kAddsToLln<T, kDim, kLln>) {
         if (tiled.adds) add_stored_natural<T>(out, to, call.dv.token, row, end, columns);
       }
       store_natural<T>(to, call.dv.token, row, end, columns, out);
@@ -304,7 +309,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           const std::uint32_t high = kn[kHalfGroups + pass][i / 4][i % 4];
-          own[i / 4][i % 4] = split.half == 0 ? kn[pass][i / 4][i % 4] : high;
+          own[i / 4][i % 4] = split.part == 0 ? kn[pass][i / 4][i % 4] : high;
         }
         lln.add_keys(split, own, key_tiles + Split::kTileBytes, split.first_column() + 32 * pass,
                      out);
@@ -312,7 +317,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
       if (!all_valid) zero_rows(out, valid);
       T* const to = dk + 32 * pass;
       const int columns = dim - split.first_column() - 32 * pass;
-      if constexpr (kAddsToLln<T, kLln>) {
+      if constexpr (kAddsToLln<T, kDim, kLln>) {
         if (tiled.adds) add_stored_rows<T, 32>(out, to, call.dk.token, row, end, columns);
       }
       store_rows<32>(to, call.dk.token, row, end, columns, out);

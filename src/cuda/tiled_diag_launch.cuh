@@ -7,6 +7,7 @@
 #include "cuda/tiled_diag_launch.h"
 #include "cuda/tiled_diag_rows.cuh"
 #include "cuda/tiled_diag_rows_backward.cuh"
+#include "cuda/tiled_diag_wide.cuh"
 #include "cuda/tiled_launch.cuh"
 
 namespace lln::cuda {
@@ -21,19 +22,31 @@ void launch_diag_forward(const TiledCall& tiled, const TiledPlan& plan) {
          tiled);
 }
 
+// Whether blocks divide a tile is nothing that these kernels were compiled for.
+template <class T>
+void launch_wide_diag_forward(const TiledCall& tiled, const TiledPlan& plan) {
+  using Shape = WideDiagShape;
+  launch("wide_diag_forward", wide_diag_forward<T>,
+         LaunchShape{plan.row_jobs * tiled.call.heads, Shape::kThreads, Shape::kShared, plan.stream,
+                     tiled.adds},
+         tiled);
+}
+
 template <class T, int kDim, bool kLln>
 void launch_diag_backward(const TiledCall& tiled, const TiledPlan& plan) {
   using RowsShape = DiagRowsBackwardShape<kDim, kLln>;
   using KeysShape = DiagKeysBackwardShape<kDim, kLln>;
   constexpr int kThreads = DiagSplit<kDim>::kThreads;
   const DeviceCall& call = tiled.call;
-  const bool several = kDiagTile % call.diag_block != 0;
-  launch(
-      "rows_diag_backward",
-      several ? rows_diag_backward<T, kDim, kLln, true> : rows_diag_backward<T, kDim, kLln, false>,
-      LaunchShape{plan.row_jobs * call.heads, kThreads, RowsShape::kShared, plan.stream,
-                  tiled.adds || (kLln && !plan.state_given)},
-      tiled);
+  auto* rows = rows_diag_backward<T, kDim, kLln, true>;
+  if constexpr (kDim != WideDiagShape::kDim) {
+    const bool several = kDiagTile % call.diag_block != 0;
+    if (!several) rows = rows_diag_backward<T, kDim, kLln, false>;
+  }
+  launch("rows_diag_backward", rows,
+         LaunchShape{plan.row_jobs * call.heads, kThreads, RowsShape::kShared, plan.stream,
+                     tiled.adds || (kLln && !plan.state_given)},
+         tiled);
   const bool joined = kLln && launch_join_rows(tiled, plan.stream);
   // The first tiles of keys are under way before the kernel waits; their rows' statistics are older
   // than the previous launch only where that is the join.
@@ -48,6 +61,8 @@ template <class Body>
 void with_diag_shape(const TiledCall& tiled, const TiledPlan& plan, Body&& body) {
   const bool lln = tiled.call.kind == Kind::lln_diag;
   switch (plan.width) {
+    case WideDiagShape::kDim:  // an LLN part is other kernels'
+      return body.template operator()<WideDiagShape::kDim, false>();
     case 32:
       return lln ? body.template operator()<32, true>() : body.template operator()<32, false>();
     case 64:
@@ -59,8 +74,13 @@ void with_diag_shape(const TiledCall& tiled, const TiledPlan& plan, Body&& body)
 
 template <class T>
 void diag_forward_of_width(const TiledCall& tiled, const TiledPlan& plan) {
-  with_diag_shape(tiled, plan,
-                  [&]<int kDim, bool kLln>() { launch_diag_forward<T, kDim, kLln>(tiled, plan); });
+  with_diag_shape(tiled, plan, [&]<int kDim, bool kLln>() {
+    if constexpr (kDim == WideDiagShape::kDim) {
+      launch_wide_diag_forward<T>(tiled, plan);
+    } else {
+      launch_diag_forward<T, kDim, kLln>(tiled, plan);
+    }
+  });
 }
 
 template <class T>

@@ -6,8 +6,6 @@
 
 namespace lln::cuda {
 
-inline constexpr std::int64_t kTiledDiagWidth = 128;  // the largest of kTiledWidths that is taken
-
 // (c, C) must have been launched before these.
 struct TiledDiagLaunches {
   void (*forward)(const TiledCall&, const TiledPlan&);

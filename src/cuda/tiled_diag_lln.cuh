@@ -53,8 +53,8 @@ struct LlnRowGradients {
       const int lane = threadIdx.x & 31, row = split.first_row() + (lane >> 2);
       split.join();  // what was there has been read
       if ((lane & 3) == 0) {
-        shares[split.half * kDiagTile + row].dot = low;
-        shares[split.half * kDiagTile + row + 8].dot = high;
+        shares[split.part * kDiagTile + row].dot = low;
+        shares[split.part * kDiagTile + row + 8].dot = high;
       }
       split.join();
       low = shares[row].dot + shares[kDiagTile + row].dot;
@@ -71,7 +71,7 @@ struct LlnRowGradients {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           const std::uint32_t high = all[kDim / 32 - kHeld / 32 + group][i / 4][i % 4];
-          e[group][i / 4][i % 4] = split.half == 0 ? all[group][i / 4][i % 4] : high;
+          e[group][i / 4][i % 4] = split.part == 0 ? all[group][i / 4][i % 4] : high;
         }
       }
     };
@@ -141,7 +141,7 @@ struct LlnRowGradients {
         x[1] = alpha * parts.y * fmaf(-w.y, delta[half], x[1]);
         e[n / 4][half][n % 4] = pack<T>(parts.x, parts.y);
       }
-      if (split.half == 0 && tq == 0) {
+      if (split.part == 0 && tq == 0) {
         put_delta<T>(deltas, split.first_row() + (lane >> 2) + 8 * half, delta[half]);
       }
     }

@@ -72,6 +72,15 @@ struct DiagRows {
     float scores[kCount][4] = {};
     multiply_by_rows<T, kDim, kCount>(scores, q, k_tile);
     mask_scores(scores, seen);
+    std::uint32_t p[kSteps][4];
+    soften<T>(p, scores, scale, first);
+    multiply_tile<T, kSteps, kDim>(acc, p, v_tile);
+  }
+
+  // Scores of more keys become weights, with the reference that the sums so far change to.
+  template <class T, int kCount>
+  __device__ void soften(std::uint32_t (&p)[kCount / 2][4], const float (&scores)[kCount][4],
+                         float scale, bool first) {
     float next[2] = {top[0], top[1]};
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
@@ -85,7 +94,6 @@ struct DiagRows {
     top[0] = next[0];
     top[1] = next[1];
     const float shift[2] = {-next[0] * scale - kHeadroom<T>, -next[1] * scale - kHeadroom<T>};
-    std::uint32_t p[kSteps][4];
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
 #pragma unroll
@@ -97,10 +105,9 @@ struct DiagRows {
     }
     const std::uint32_t ones = pack<T>(1, 1);
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+    for (int step = 0; step < kCount / 2; ++step) {
       mma<T>(mass, p[step][0], p[step][1], p[step][2], p[step][3], ones, ones);
     }
-    multiply_tile<T, kSteps, kDim>(acc, p, v_tile);
   }
 
   __device__ void scale_columns(const float* factors) {
@@ -273,7 +280,7 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
       }
       T* const to = o + pass * kPassWidth;
       const int columns = dim_v - pass * kPassWidth;
-      if constexpr (kAddsToLln<T, kLln>) {
+      if constexpr (kAddsToLln<T, kDim, kLln>) {
         if (tiled.adds) add_stored_natural<T>(out, to, call.o.token, row, end, columns);
       }
       store_natural<T>(to, call.o.token, row, end, columns, out);

@@ -13,11 +13,12 @@ template <int kDim, bool kLln>
 struct DiagRowsBackwardShape {
   using Split = DiagSplit<kDim>;
   static constexpr int kPair = 2 * Split::kTileBytes;
-  static constexpr int kRowsAt = 2 * kPair;             // q and g, after two stages of k and v
-  static constexpr int kWordsAt = kRowsAt + 2 * kPair;  // WarpWords of dS
+  static constexpr int kRowsAt = Split::kStages * kPair;             // q and g, after k and v
+  static constexpr int kWordsAt = kRowsAt + Split::kStages * kPair;  // WarpWords of dS
   static constexpr int kSharesAt = kWordsAt + Split::kWordBytes;
   static constexpr int kChannelsAt =
-      kSharesAt + (Split::kWarps == 1 ? 0 : 2 * kDiagTile * static_cast<int>(sizeof(SharedRow)));
+      kSharesAt +
+      (Split::kWarps == 1 ? 0 : Split::kWarps * kDiagTile * static_cast<int>(sizeof(SharedRow)));
   static constexpr int kStateAt = kChannelsAt + 2 * kDim * 4;  // after those of both parts
   static constexpr int kExponentsAt = kStateAt + kDim * kDim * 2;
   static constexpr int kDeltasAt = kExponentsAt + static_cast<int>(sizeof(RowExponents<kDim>));
@@ -80,7 +81,7 @@ struct DiagRowGradients {
     }
   }
 
-  // After the first sweep; shares[half, row].
+  // After the first sweep; shares[part, row].
   __device__ void finish_statistics(const Split& split, SharedRow* shares, float scale) {
     const int lane = threadIdx.x & 31;
 #pragma unroll
@@ -92,18 +93,28 @@ struct DiagRowGradients {
     if constexpr (Split::kWarps > 1) {
       const int row = split.first_row() + (lane >> 2);
       if ((lane & 3) == 0) {
-        shares[split.half * kDiagTile + row] = {top[0], mass[0], dot[0]};
-        shares[split.half * kDiagTile + row + 8] = {top[1], mass[1], dot[1]};
+        shares[split.part * kDiagTile + row] = {top[0], mass[0], dot[0]};
+        shares[split.part * kDiagTile + row + 8] = {top[1], mass[1], dot[1]};
       }
       split.join();
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const SharedRow low = shares[row + 8 * half], high = shares[kDiagTile + row + 8 * half];
-        highest[half] = fmaxf(low.top, high.top);
-        const float keep_low = exp2_fast((low.top - highest[half]) * scale);
-        const float keep_high = exp2_fast((high.top - highest[half]) * scale);
-        all[half] = low.mass * keep_low + high.mass * keep_high;
-        dots[half] = low.dot * keep_low + high.dot * keep_high;
+        const SharedRow* const first = shares + row + 8 * half;
+        highest[half] = first->top;
+#pragma unroll
+        for (int i = 1; i < Split::kWarps; ++i) {
+          highest[half] = fmaxf(highest[half], first[i * kDiagTile].top);
+        }
+        const float keep_first = exp2_fast((first->top - highest[half]) * scale);
+        all[half] = first->mass * keep_first;
+        dots[half] = first->dot * keep_first;
+#pragma unroll
+        for (int i = 1; i < Split::kWarps; ++i) {
+          const SharedRow share = first[i * kDiagTile];
+          const float keep = exp2_fast((share.top - highest[half]) * scale);
+          all[half] += share.mass * keep;
+          dots[half] += share.dot * keep;
+        }
       }
     }
 #pragma unroll
@@ -158,7 +169,7 @@ struct DiagRowGradients {
       }
     } else {
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) words.put(split, split.half * kSteps + i, ds[i]);
+      for (int i = 0; i < kSteps; ++i) words.put(split, split.part * kSteps + i, ds[i]);
       split.join();
 #pragma unroll
       for (int i = 0; i < kDiagTile / 16; ++i) {
@@ -187,7 +198,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
     rows_diag_backward(const __grid_constant__ TiledCall tiled) {
   using Split = DiagSplit<kDim>;
   using Shape = DiagRowsBackwardShape<kDim, kLln>;
-  constexpr int kHeld = Split::kHeld, kThreads = Split::kThreads;
+  constexpr int kHeld = Split::kHeld, kThreads = Split::kThreads, kStages = Split::kStages;
   LLN_DYNAMIC_SHARED(shared);
   const WarpWords<Split> words{reinterpret_cast<uint4*>(shared + Shape::kWordsAt)};
   auto* const shares = reinterpret_cast<SharedRow*>(shared + Shape::kSharesAt);
@@ -212,7 +223,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
   const auto start = [&](const DiagStep<kSeveral>& step, int stage) {
     if (step.tile < piece.tiles) {
       if (step.opens()) {
-        rows.start(shared + Shape::kRowsAt + (step.tile & 1) * Shape::kPair,
+        rows.start(shared + Shape::kRowsAt + (step.tile & (kStages - 1)) * Shape::kPair,
                    piece.tile_begin(step.tile), piece.tile_end(step.tile), false,
                    [](int) { return true; });
       }
@@ -222,7 +233,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
   };
   DiagStep<kSeveral> ahead;
   ahead.open(piece);
-  start(ahead, 0);
+  if constexpr (kStages > 1) start(ahead, 0);
 
   for (int c = static_cast<int>(threadIdx.x); c < kDim; c += kThreads) {
     channels[c] = c < dim_v ? channel_factor(call.diag_weight, head, c) : 0;
@@ -250,14 +261,19 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
   float dc[kLln ? kDim / 8 : 1][4] = {};
   float t[4] = {};
   DiagRowGradients<T, kDim, kSeveral> diag;
-  for (int stage = 0; ahead.tile < piece.tiles; stage ^= 1) {
+  for (int stage = 0; ahead.tile < piece.tiles; stage ^= kStages - 1) {
     const DiagStep<kSeveral> step = ahead;
     ahead.next(piece, step.several() ? 2 : 1);
+    if constexpr (kStages == 1) {
+      __syncthreads();  // what was there has been read
+      start(step, stage);
+    }
     copy_wait<0>();
     __syncthreads();
-    start(ahead, stage ^ 1);
+    if constexpr (kStages > 1) start(ahead, stage ^ 1);
     unsigned char* const key_tiles = shared + stage * Shape::kPair;
-    unsigned char* const row_tiles = shared + Shape::kRowsAt + (step.tile & 1) * Shape::kPair;
+    unsigned char* const row_tiles =
+        shared + Shape::kRowsAt + (step.tile & (kStages - 1)) * Shape::kPair;
     const int row = piece.tile_begin(step.tile) + split.first_row();
     const int end = piece.tile_end(step.tile), lane_row = row + ((threadIdx.x & 31) >> 2);
     const int own[2] = {min(lane_row, end - 1), min(lane_row + 8, end - 1)};
@@ -278,7 +294,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
       diag.add(split, step, row_tiles, key_tiles, kLog2E * inverse_root, seen, shares, words);
     }
     if (!step.last_keys() || (step.several() && step.sweep == 0)) continue;
-    if (split.half == 0) {
+    if (split.part == 0) {
       diag.write(tiled.diag_mass + first_row, tiled.diag_delta + first_row, row, end);
     }
     const float times[2] = {inverse_root * diag_factor(piece.rows.begin + own[0]),
@@ -301,7 +317,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
       }
     }
     const int columns = dim - split.first_column();
-    if constexpr (kAddsToLln<T, kLln>) {
+    if constexpr (kAddsToLln<T, kDim, kLln>) {
       if (tiled.adds) add_stored_rows<T, kHeld>(diag.dq, dq, call.dq.token, row, end, columns);
     }
     store_rows<kHeld>(dq, call.dq.token, row, end, columns, diag.dq);

@@ -1,6 +1,7 @@
 // How warps share a tile of 64 rows or keys in the backward passes of Diag: four groups of 16 rows.
-// Where results of 16 rows do not fit into the registers of a warp, two warps work on a group: each
-// computes the scores of half the other tile, and holds half the columns of the results.
+// Where results of 16 rows do not fit into the registers of a warp, two warps work on a group, or
+// four: each computes the scores of its part of the other tile, and holds its part of the columns
+// of the results.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -11,35 +12,38 @@ namespace lln::cuda {
 
 template <int kDim>
 struct DiagSplit {
-  static constexpr int kWarps = kDim <= 64 ? 1 : 2;  // of a group of 16 rows
+  static constexpr int kWarps = kDim <= 64 ? 1 : kDim / 64;  // of a group of 16 rows
+  // Of tiles in shared memory. Where there is room for one only, nothing is under way during
+  // products.
+  static constexpr int kStages = kDim <= 128 ? 2 : 1;
   static constexpr int kThreads = kDiagThreads * kWarps;
   static constexpr int kHeld = kDim / kWarps;         // columns of results a warp
   static constexpr int kScored = kDiagTile / kWarps;  // of the other tile a warp
   static constexpr int kTileBytes = kDiagTile * kDim * 2;
   static constexpr int kWordBytes = kWarps == 1 ? 0 : kDiagTile * kDiagTile * 2;  // WarpWords
 
-  int group, half;
+  int group, part;
 
   __device__ DiagSplit()
       : group(static_cast<int>(threadIdx.x >> 5) % 4),
-        half(static_cast<int>(threadIdx.x >> 5) / 4) {}
+        part(static_cast<int>(threadIdx.x >> 5) / 4) {}
 
   __device__ int first_row() const { return 16 * group; }
-  __device__ int first_column() const { return half * kHeld; }
+  __device__ int first_column() const { return part * kHeld; }
   // Where the rows begin that this warp takes of the other tile.
-  __device__ int scored() const { return half * kScored; }
-  // Waits for the other warp of the group.
+  __device__ int scored() const { return part * kScored; }
+  // Waits for the other warps of the group.
   __device__ void join() const {
     if constexpr (kWarps > 1) meet(group + 1, 32 * kWarps);
   }
 };
 
-// What the two warps of a group tell each other of a row.
+// What the warps of a group tell each other of a row.
 struct SharedRow {
   float top, mass, dot;
 };
 
-// Left operands of 16 x 64 that two warps made half of each, in shared memory.
+// Left operands of 16 x 64 that the warps of a group made parts of, in shared memory.
 template <class Split>
 struct WarpWords {
   uint4* words;  // [group, step, lane]

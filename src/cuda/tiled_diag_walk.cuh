@@ -198,16 +198,16 @@ __device__ inline void start_keys(const TilePair<T, kDim, kThreads>& keys, const
              [&](int key) { return key_valid(all, piece.rows.sequence, piece.rows.begin + key); });
 }
 
-// Scores of 16 rows against a tile of keys become -inf where a row does not see a key; rows
+// Scores of 16 rows against 8 * kCount keys become -inf where a row does not see a key; rows
 // lane / 4 and + 8 see the bits of `seen`.
-__device__ inline void mask_scores(float (&scores)[kDiagTile / 8][4],
-                                   const std::uint64_t (&seen)[2]) {
+template <int kCount>
+__device__ inline void mask_scores(float (&scores)[kCount][4], const std::uint64_t (&seen)[2]) {
   const bool all = seen[0] == ~std::uint64_t{0} && seen[1] == ~std::uint64_t{0};
   if (__all_sync(0xFFFFFFFFU, all)) return;
   const int t = threadIdx.x & 3;
   const std::uint64_t own[2] = {seen[0] >> (2 * t), seen[1] >> (2 * t)};
 #pragma unroll
-  for (int n = 0; n < kDiagTile / 8; ++n) {
+  for (int n = 0; n < kCount; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (((own[i >> 1] >> (8 * n + (i & 1))) & 1) == 0) scores[n][i] = -INFINITY;

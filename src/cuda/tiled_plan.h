@@ -10,6 +10,10 @@ namespace lln::cuda {
 // The least of kTiledWidths that holds dim and dim_v; 0 where none does.
 int tiled_width(const Problem& p);
 
+// The widest tiles of LLN take more shared memory than many devices have: those of the forward pass
+// and, in the backward pass, those of 128 channels, too.
+inline constexpr int kWideLlnBytes = 220 * 1024;
+
 // The jobs of the sums over keys and, in the backward pass, over rows.
 Jobs key_jobs(const Problem& p);
 Jobs row_sum_jobs(const Problem& p);

@@ -1,7 +1,9 @@
 // The backward pass over rows of LLN for 129 to 256 channels (tiled_rows_backward.cuh): dq, and for
 // each piece of a sequence dC = W^T g and t = W^T delta. Eight warps share 16 rows and exchange
 // what they find of mass and delta. dC has as many numbers as a multiprocessor has registers: its
-// columns are two blocks', of which one also makes dW, dq and t.
+// columns are two blocks', of which one also makes dW, dq and t. g has the weight of the LLN part
+// beside Diag: that of a row is a factor of W, those of channels are factors of columns of C and
+// dC.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -94,9 +96,11 @@ struct WideRows {
     }
   }
 
-  // The rows' part of a tile: q becomes e over the sum of its row in place, `dw` dq, and delta goes
-  // to shared memory. C was rounded without w, as in finish_rows().
-  __device__ void run(unsigned char* q_tile, const unsigned char* g_tile, float (&dw)[4][4]) const {
+  // The rows' part of a tile: q becomes e over the sum of its row in place, times factor(row), `dw`
+  // dq, and delta goes to shared memory. C was rounded without w, as in finish_rows().
+  template <class Factor>
+  __device__ void run(unsigned char* q_tile, const unsigned char* g_tile, float (&dw)[4][4],
+                      Factor&& factor) const {
     const float* const w = shared.exponents.w + 32 * group + 8 * (threadIdx.x & 3);
     if (lead && 32 * group < dim) {
       multiply_wide_transposed<T, 1>(reinterpret_cast<float(&)[1][4][4]>(dw), g_tile, first,
@@ -123,11 +127,12 @@ struct WideRows {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float inverse = inverse_of(mass[half]), delta = dot[half] * inverse;
+      const float times = inverse * factor(row(half));
       if (lead && group == 0 && (threadIdx.x & 3) == 0) shared.deltas[row(half)] = delta;
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
         const float2 weight = unpack<T>(e[0][half][n]);
-        const float2 part = {weight.x * inverse, weight.y * inverse};
+        const float2 part = {weight.x * times, weight.y * times};
         float* const x = dw[n] + 2 * half;
         x[0] = alpha * part.x * fmaf(-w[2 * n], delta, x[0]);
         x[1] = alpha * part.y * fmaf(-w[2 * n + 1], delta, x[1]);
@@ -141,8 +146,10 @@ struct WideRows {
 // What a warp has of dC, 16 channels and kWideColumns columns, and of t.
 template <class T>
 __device__ inline void write_wide_sums(const TiledCall& tiled, std::int64_t slot, int first_column,
-                                       const float* w, const float (&dc)[kWideColumns / 8][4],
+                                       std::int64_t head, const float* w,
+                                       const float (&dc)[kWideColumns / 8][4],
                                        const float (&t)[4]) {
+  const Weight& weight = tiled.call.lln_weight;
   const int dim = static_cast<int>(tiled.call.dim), dim_v = static_cast<int>(tiled.call.dim_v);
   const int lane = threadIdx.x & 31;
 #pragma unroll
@@ -158,8 +165,9 @@ __device__ inline void write_wide_sums(const TiledCall& tiled, std::int64_t slot
     for (int n = 0; n < kWideColumns / 8; ++n) {
       const int column = first_column + 8 * n + 2 * (lane & 3);
       if (column < dim_v) {
-        *reinterpret_cast<float2*>(to + column) = {dc[n][2 * half] * w[channel],
-                                                   dc[n][2 * half + 1] * w[channel]};
+        *reinterpret_cast<float2*>(to + column) = {
+            dc[n][2 * half] * w[channel] * channel_factor(weight, head, column),
+            dc[n][2 * half + 1] * w[channel] * channel_factor(weight, head, column + 1)};
       }
     }
   }
@@ -201,7 +209,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   if (lead) {
     fill_direct_tile<T, kWideDim, kWideThreads>(
         shared.matrix, tiled.state.values_at(piece.s, piece.head_k), tiled.state.row, dim, dim_v,
-        [](int, int) { return 1.0F; });
+        [&](int, int c) { return channel_factor(call.lln_weight, piece.head, c); });
   }
   const WideRows<T> rows{shared,
                          scale_at(call.alpha, piece.s, piece.head),
@@ -220,7 +228,10 @@ __global__ void __launch_bounds__(kWideThreads, 1)
     unsigned char* const q_tile = shared.stages[tile % kWideStages][0];
     const unsigned char* const g_tile = shared.stages[tile % kWideStages][1];
     float dw[4][4] = {};
-    rows.run(q_tile, g_tile, dw);
+    rows.run(q_tile, g_tile, dw, [&](int row) {
+      const std::int64_t own = piece.begin + min(tile * kWideTile + row, piece.count - 1);
+      return row_factor(call.lln_weight, piece.sequence, piece.head)(own);
+    });
     if (lead) {
       store_rows<32>(dq + 32 * rows.group, call.dq.token, tile * kWideTile + rows.first,
                      piece.count, dim - 32 * rows.group, dw);
@@ -235,7 +246,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
       multiply_step<T, kWideDim, kWideColumns>(dc, a, g_tile, step, first_column);
     }
   }
-  write_wide_sums<T>(tiled, slot, first_column, shared.exponents.w, dc, t);
+  write_wide_sums<T>(tiled, slot, first_column, piece.head, shared.exponents.w, dc, t);
 }
 
 }  // namespace lln::cuda

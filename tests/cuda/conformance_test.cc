@@ -90,6 +90,63 @@ TEST_F(CudaConformance, CausalDiagRunsOnTensorCores) {
   }
 }
 
+// Above 128 channels: Diag alone, and beside LLN where there is no mask inside sequences.
+TEST_F(CudaConformance, WideDiagRunsOnTensorCores) {
+  for (const std::string op : {"forward", "backward"}) {
+    for (const char* type : {"bf16", "f16"}) {
+      for (const char* form :
+           {"n4096d256:diag64", "h4k2n130d136v200:diag100:causal", "b3n70d40v256:diag5000:masked",
+            "n4096d256:lln+diag64", "h4k2n130d136v200:lln+diag100", "b3n70d144:lln+diag5000:masked",
+            "n90d256:lln+diag64:packed=3"}) {
+        const std::string problem = fmt::format("{}:{}:cuda:{}", op, type, form);
+        EXPECT_EQ(explain(parse_problem(problem)).chosen, "cuda-tiled-diag") << problem;
+      }
+    }
+  }
+}
+
+TEST_F(CudaConformance, WideCausalRunsOnTensorCores) {
+  for (const std::string op : {"forward", "backward"}) {
+    for (const char* form : {"n4096d256:lln", "h4k2n130d136v200:lln", "b3n70d40v256:lln",
+                             "n4096d256:lln+diag64", "h4k2n130d136v200:lln+diag100"}) {
+      const auto chosen = [&](const std::string& type, const std::string& flags) {
+        return explain(parse_problem(fmt::format("{}:{}:cuda:{}:causal{}", op, type, form, flags)))
+            .chosen;
+      };
+      EXPECT_EQ(chosen("bf16", ""), "cuda-tiled-wide-causal") << op << ' ' << form;
+      EXPECT_EQ(chosen("bf16", ":masked"), "cuda-tiled-wide-causal") << op << ' ' << form;
+      EXPECT_EQ(chosen("f16", ""), "cuda-plain") << op << ' ' << form;
+      EXPECT_EQ(chosen("f32", ""), "cuda-plain") << op << ' ' << form;
+    }
+    EXPECT_EQ(explain(parse_problem(op + ":bf16:cuda:n90d256:lln:causal:packed=3")).chosen,
+              "cuda-tiled-wide-causal");
+  }
+}
+
+// The plain kernels do heads again that are out of reach, and would hide results that are not
+// numbers: of ordinary heads none has the plain kernels' bits.
+TEST_F(CudaConformance, WideCausalHeadsAreInReach) {
+  for (const std::string op : {"forward", "backward"}) {
+    for (const std::string form :
+         {"b1h2k1n130d256:lln", "b1h1n300d136v8:lln", "b2h1n70d144:lln+diag16"}) {
+      const Case c = make_case(op + ":bf16:cpu:" + form + ":causal");
+      const Inputs in = conformance::make_inputs(c, c.problem.dtype);
+      const TensorSet found = run_on_device(c, in, {.kernel = "cuda-tiled-wide-causal"});
+      const TensorSet plain = run_on_device(c, in, {.kernel = "cuda-plain"});
+      for (const TensorSet::Entry& entry : found.entries()) {
+        std::map<std::pair<std::int64_t, std::int64_t>, bool> differs;
+        entry.tensor.for_each([&](auto b, auto h, auto n, auto ch) {
+          differs[{b, h}] |= entry.tensor.get(b, h, n, ch) != plain.at(entry.name).get(b, h, n, ch);
+        });
+        for (const auto& [head, different] : differs) {
+          EXPECT_TRUE(different) << entry.name << " of batch " << head.first << ", head "
+                                 << head.second << ": " << to_string(c);
+        }
+      }
+    }
+  }
+}
+
 // In f16 with every block, in bf16 with those that its walks hold.
 TEST_F(CudaConformance, CausalLlnDiagRunsOnTensorCores) {
   for (const std::string op : {"forward", "backward"}) {
@@ -133,6 +190,26 @@ TEST_F(CudaConformance, PartsOutOfReachOfF16) {
             "");
   EXPECT_TRUE(std::isfinite(plain.at("o").get(0, 1, 100, 3)));
   EXPECT_EQ(first_difference(found.at("o"), 0.05, plain.at("o")), "");
+}
+
+// Above 128 channels the LLN part is stored without its weight, as an average of values, and is in
+// reach wherever they are. Its rounding is 4 times half a unit of 16.
+TEST_F(CudaConformance, WidePartsOutOfReachOfF16) {
+  Case c = make_case("forward:f16:cpu:b1h2n130d136:lln+diag64");
+  c.weights = conformance::WeightForm::head;
+  c.two_weights = true;
+  Inputs in = conformance::make_inputs(c, c.problem.dtype);
+  for (const std::int64_t head : {0, 1}) {
+    in.lln_weight.set(0, head, 0, 0, 4);
+    in.diag_weight.set(0, head, 0, 0, -3.5);
+  }
+  in.v.for_each([&](auto b, auto h, auto n, auto ch) {
+    in.v.set(b, h, n, ch, 20000 + 64 * static_cast<double>(n % 7));
+  });
+  const TensorSet found = run_on_device(c, in, {.kernel = "cuda-tiled-diag"});
+  const TensorSet plain = run_on_device(c, in, {.kernel = "cuda-plain"});
+  EXPECT_TRUE(std::isfinite(plain.at("o").get(0, 1, 100, 3)));
+  EXPECT_EQ(first_difference(found.at("o"), 100, plain.at("o")), "");
 }
 
 // Below the normal numbers of f16 both roundings are as large as the sum's own: a unit, not half.

@@ -163,6 +163,21 @@ TEST_F(CudaInvariance, WideHeads) {
   }
 }
 
+// The same with Diag, in blocks of one tile and of several, alone and added in place.
+TEST_F(CudaInvariance, WideBlocks) {
+  for (const std::string op : kDeviceOps) {
+    for (const std::string type : {"bf16", "f16"}) {
+      for (const std::string form :
+           {"h2k1n140d256:diag64", "h2k1n70d136v200:lln+diag16", "h1n140d256:lln+diag100"}) {
+        const Case c = make_case(op + ":" + type + ":cpu:b3" + form);
+        const Inputs in = conformance::make_inputs(c, c.problem.dtype);
+        expect_same_bits(run_on_device(c, in), run_on_device(c, in), to_string(c));
+        expect_alone_as_among_three(c);
+      }
+    }
+  }
+}
+
 // f32 on tensor cores, and f16 by the same walks: rows that several warps share, Diag that is added
 // in place, sums of pieces.
 TEST_F(CudaInvariance, FloatHeads) {
@@ -203,8 +218,9 @@ void expect_nothing_of_later_tiles(const Case& c) {
 TEST_F(CudaInvariance, CausalDiag) {
   for (const std::string op : kDeviceOps) {
     for (const std::string type : {"bf16", "f16"}) {
-      for (const std::string shape : {"h2k1n140d64:diag64", "h1n140d128:diag100",
-                                      "h2k1n200d32:diag192", "h1n140d8:diag1000"}) {
+      for (const std::string shape :
+           {"h2k1n140d64:diag64", "h1n140d128:diag100", "h2k1n200d32:diag192", "h1n140d8:diag1000",
+            "h2k1n140d136:diag64", "h1n140d256:diag100"}) {
         const Case c = make_case(op + ":" + type + ":cpu:b3" + shape + ":causal");
         const Inputs in = conformance::make_inputs(c, c.problem.dtype);
         expect_same_bits(run_on_device(c, in), run_on_device(c, in), to_string(c));
@@ -247,6 +263,21 @@ TEST_P(CudaForms, PackedEqualsSeparateCalls) {
   });
 }
 
+// Wide heads that are causal, in one piece and in several, with Diag that is added in place.
+TEST_F(CudaInvariance, WideCausalHeads) {
+  for (const std::string op : kDeviceOps) {
+    for (const std::string form :
+         {"h2k1n70d256:lln", "h1n300d8v136:lln", "h2k1n70d136:lln+diag16"}) {
+      const Case c = make_case(op + ":bf16:cpu:b3" + form + ":causal");
+      const Inputs in = conformance::make_inputs(c, c.problem.dtype);
+      expect_same_bits(run_on_device(c, in), run_on_device(c, in), to_string(c));
+      expect_alone_as_among_three(c);
+    }
+    expect_packed_as_separate(make_case(op + ":bf16:cpu:b1h2k1n320d136v8:lln:causal"),
+                              {10, 0, 257, 53});
+  }
+}
+
 // A block that is longer than a sequence, which fits into a tile, and others that do not.
 TEST_F(CudaInvariance, BlocksLongerThanATile) {
   for (const std::string op : {"forward", "backward"}) {
@@ -256,7 +287,8 @@ TEST_F(CudaInvariance, BlocksLongerThanATile) {
     }
     for (const std::string kind :
          {"bf16:cpu:b1h2n320d64:diag100", "bf16:cpu:b1h2n320d64:diag1000",
-          "f16:cpu:b1h2n320d64:lln+diag100", "f16:cpu:b1h2n320d64:lln+diag1000"}) {
+          "f16:cpu:b1h2n320d64:lln+diag100", "f16:cpu:b1h2n320d64:lln+diag1000",
+          "bf16:cpu:b1h2n320d136:diag100"}) {
       const std::string problem = op + ":" + kind + ":causal";
       expect_packed_as_separate(make_case(problem), {50, 64, 76, 130});
     }
