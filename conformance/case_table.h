@@ -82,5 +82,7 @@ void add_float_cases(Table& table);
 void add_diag_cases(Table& table);
 // Heads of more than 128 channels (conformance/wide_cases.cc).
 void add_wide_cases(Table& table);
+// dim and dim_v that are no multiples of 8 (conformance/padded_cases.cc).
+void add_padded_cases(Table& table);
 
 }  // namespace lln::conformance

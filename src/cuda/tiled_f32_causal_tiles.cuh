@@ -158,15 +158,15 @@ __device__ inline bool moderate(const LargestFloat& x, float scale) {
   return x.at_most(kLargestModerate / fabsf(scale * kLog2E));
 }
 
-// 2^(scale x) of 16 rows and 32 channels; zeros in rows that do not count, and from channel `dim`
-// on.
+// 2^(scale x) of 16 rows and 32 channels; zeros in rows that do not count, and from channel
+// `channels` on.
 __device__ inline void float_exponentials(RowFloats<32>& x, float scale, bool low, bool high,
-                                          int dim) {
-  const bool there = 8 * (static_cast<int>(threadIdx.x) & 3) < dim;
+                                          int channels) {
+  const int left = channels - 8 * (static_cast<int>(threadIdx.x) & 3);
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     float& own = x[0][i / 8][i % 8];
-    own = there && (i < 8 ? low : high) ? exp2_fast(own * scale) : 0;
+    own = i % 8 < left && (i < 8 ? low : high) ? exp2_fast(own * scale) : 0;
   }
 }
 
