@@ -1,8 +1,7 @@
 // The padded family on the host: which kernel takes a padded problem, which tensors of a call are
-// copied, and where to. Columns of v, g and o that are zeros change nothing; channels of q and k do
-// in LLN, where 2^0 is a weight as good as others, and Diag divides by the root of their number:
-// the kernels are told how many there are (Call::padding). Neither is so in the state: what stands
-// there in channels of the padding is multiplied with their weights, which are 0.
+// copied, and where to. Columns of v, g and o that are zeros change nothing. Channels of q and k
+// do: in LLN 2^0 is a weight as good as others, and Diag divides by the root of their number. So
+// the kernels are told how many are padding (Call::padding), and give those the weight 0.
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/padded.h"
 
