@@ -28,7 +28,6 @@ void add_kinds(Table& table) {
       for (int times = 0; times < 3; ++times) {
         add(table, fmt::format("{}:cpu:b2h2k1n130{}:{}", type, rotate(kPaddedDims, i++), kind));
       }
-      ++i;
     }
   }
   for (const char* dims : {"d1", "d2v9", "d4v8", "d8v4", "d127", "d121v3"}) {
@@ -67,13 +66,13 @@ void add_sequences(Table& table) {
     for (const KeyPattern keys :
          {KeyPattern::lengths, KeyPattern::left_padding, KeyPattern::holes}) {
       add(table,
-          fmt::format("{}:cpu:b3h4k2n90{}:{}:masked", rotate(kTypes, i), rotate(kPaddedDims, i),
-                      kind),
+          fmt::format("{}:cpu:b3h4k2n90{}:{}:masked", rotate(kTypes, i + i / 3),
+                      rotate(kPaddedDims, i), kind),
           {.keys = keys});
       ++i;
     }
     add(table,
-        fmt::format("{}:cpu:b1h4k2n130{}:{}:packed=5", rotate(kTypes, i / 2),
+        fmt::format("{}:cpu:b1h4k2n130{}:{}:packed=5", rotate(kTypes, i / 3),
                     rotate(kPaddedDims, i), kind),
         {.lengths = {20, 0, 69, 1, 40}});
   }

@@ -158,15 +158,26 @@ __device__ inline bool moderate(const LargestFloat& x, float scale) {
   return x.at_most(kLargestModerate / fabsf(scale * kLog2E));
 }
 
-// 2^(scale x) of 16 rows and 32 channels; zeros in rows that do not count, and from channel
-// `channels` on.
+// 2^(scale x) of 16 rows and 32 channels; zeros in rows that do not count, and from channel `dim`
+// on.
 __device__ inline void float_exponentials(RowFloats<32>& x, float scale, bool low, bool high,
-                                          int channels) {
-  const int left = channels - 8 * (static_cast<int>(threadIdx.x) & 3);
+                                          int dim) {
+  const bool there = 8 * (static_cast<int>(threadIdx.x) & 3) < dim;
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     float& own = x[0][i / 8][i % 8];
-    own = i % 8 < left && (i < 8 ? low : high) ? exp2_fast(own * scale) : 0;
+    own = there && (i < 8 ? low : high) ? exp2_fast(own * scale) : 0;
+  }
+}
+
+// The same of queries, 32 channels from `channel` on, with zeros in those that are padding, too.
+__device__ inline void query_exponentials(RowFloats<32>& q, float scale, const DeviceCall& call,
+                                          int channel) {
+  const int left = call.channels - channel - 8 * (static_cast<int>(threadIdx.x) & 3);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    float& own = q[0][i / 8][i % 8];
+    own = i % 8 < left ? exp2_fast(own * scale) : 0;
   }
 }
 
