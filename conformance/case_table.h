@@ -86,5 +86,7 @@ void add_wide_cases(Table& table);
 void add_wide_diag_cases(Table& table);
 // Causal LLN and LLN+Diag of such heads (conformance/wide_causal_cases.cc).
 void add_wide_causal_cases(Table& table);
+// dim and dim_v that are no multiples of 8 (conformance/padded_cases.cc).
+void add_padded_cases(Table& table);
 
 }  // namespace lln::conformance

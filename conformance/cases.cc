@@ -342,8 +342,8 @@ std::string to_string(const Case& c) {
   constexpr std::array kWeights = {"constant", "call", "head", "channel", "token"};
   constexpr std::array kParameters = {"one", "head", "sequence"};
   constexpr std::array kPatterns = {"all", "lengths", "left_padding", "holes"};
-  constexpr std::array kStyles = {"normal",        "large_keys",   "spike",
-                                  "constant_rows", "large_values", "denormal"};
+  constexpr std::array kStyles = {"normal",       "large_keys", "spike",    "constant_rows",
+                                  "large_values", "denormal",   "far_below"};
   const auto name = [](const auto& names, auto value) {
     return names[static_cast<std::size_t>(value)];
   };
@@ -407,6 +407,7 @@ std::vector<Case> cases() {
   add_diag_cases(table);
   add_wide_diag_cases(table);
   add_wide_causal_cases(table);
+  add_padded_cases(table);
   return std::move(table.cases);
 }
 

@@ -114,7 +114,8 @@ CaseResult skipped(const std::string& kernel, const std::string& why) {
 }
 
 bool uses_tensor_cores(const std::string& kernel) {
-  return kernel.starts_with("cuda-tiled") || kernel.starts_with("cuda-sm90");
+  return kernel.starts_with("cuda-tiled") || kernel.starts_with("cuda-sm90") ||
+         kernel == "cuda-padded";
 }
 
 // Whether products have operands of the tensors' type.

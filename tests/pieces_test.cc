@@ -194,8 +194,8 @@ TEST(Pieces, ExponentsAtTheLimit) {
 }
 
 TEST(Pieces, KernelsThatTakeNoPiecesSaySo) {
-  const std::set<std::string_view> of_devices = {"cuda-plain", "cuda-tiled", "cuda-tiled-f32",
-                                                 "cuda-sm90"};
+  const std::set<std::string_view> of_devices = {"cuda-plain", "cuda-padded", "cuda-tiled",
+                                                 "cuda-tiled-f32", "cuda-sm90"};
   for (const Op op : {Op::forward, Op::backward, Op::append, Op::step}) {
     const bool pass = op == Op::forward || op == Op::backward;
     ASSERT_FALSE(kernels(op).empty());

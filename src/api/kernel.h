@@ -54,6 +54,9 @@ struct Call {
   std::byte* workspace = nullptr;
   Parallel* parallel = nullptr;  // null: run on the calling thread
   void* stream = nullptr;
+  // Channels at the end of q and k that are none: zeros, so that rows are whole vectors. Only the
+  // kernels that a family pads tensors for know them.
+  std::int64_t padding = 0;
 };
 
 struct Kernel {

@@ -172,6 +172,8 @@ struct DeviceCall {
   DType dtype;
   std::int64_t heads, heads_k, dim, dim_v;
   Kind kind;
+  // Those of dim that there are: weights of the others, which are padding, are 0 (padded.h).
+  std::int32_t channels;
   std::int64_t diag_block;
   Feature feature;
   float power;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cuda/decode.h"
+#include "cuda/padded.h"
 #include "cuda/plain.h"
 #include "cuda/sm90/diag.h"
 #include "cuda/sm90/sm90.h"
@@ -38,6 +39,7 @@ std::vector<Kernel> cuda_forward_kernels() {
   add(list, cuda::sm90_diag_forward_kernels());
   add(list, cuda::tiled_diag_forward_kernels());
   add(list, cuda::tiled_f32_diag_forward_kernels());
+  add(list, cuda::padded_forward_kernels());
   add(list, cuda::plain_forward_kernels());
   return list;
 }
@@ -53,6 +55,7 @@ std::vector<Kernel> cuda_backward_kernels() {
   add(list, cuda::sm90_diag_backward_kernels());
   add(list, cuda::tiled_diag_backward_kernels());
   add(list, cuda::tiled_f32_diag_backward_kernels());
+  add(list, cuda::padded_backward_kernels());
   add(list, cuda::plain_backward_kernels());
   return list;
 }

@@ -300,6 +300,7 @@ DeviceCall make_device_call(const Call& call) {
   device.dim = p.dim;
   device.dim_v = p.dim_v;
   device.kind = p.kind;
+  device.channels = static_cast<std::int32_t>(p.dim - call.padding);
   device.diag_block = p.diag_block;
   device.feature = p.feature;
   device.power = p.power;

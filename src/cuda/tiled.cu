@@ -25,7 +25,7 @@ std::string refusal(const Problem& p) {
 
 void run(const Call& call) {
   const Problem& p = call.problem;
-  if (!tiled_takes(call)) return plain_kernel(p.op).run(call);
+  if (!tiled_takes(call)) return run_plain(call);
   const TiledWork work = prepare_tiled(call);
   const TiledLaunches& launches = p.dtype == DType::bf16 ? kTiledBf16 : kTiledF16;
   (p.op == Op::backward ? launches.backward : launches.forward)(work.tiled, work.plan);

@@ -44,7 +44,7 @@ template <CausalLaunch kForward, CausalLaunch kBackward>
 void run(const Call& call) {
   const Problem& p = call.problem;
   if (takes_without_weights(call)) return run_with_weights(call, run<kForward, kBackward>);
-  if (!takes(call)) return plain_kernel(p.op).run(call);
+  if (!takes(call)) return run_plain(call);
   const CausalWork work = prepare_causal(call);
   (p.op == Op::forward ? kForward : kBackward)(work.causal, work.plan);
   run_plain_again(call, work);

@@ -113,6 +113,23 @@ __device__ inline void write_exponentials(unsigned char* to, const unsigned char
   }
 }
 
+// The bits that stay of a word of two channels, where `left` channels are left from its first on.
+__device__ inline std::uint32_t kept_channels(int left) {
+  return left > 1 ? ~0U : left > 0 ? 0x0000FFFFU : 0U;
+}
+
+// 0 in place of exponentials of padding, from channel `channels` on: of a product of Ea and Eu one
+// side suffices. Apart from the exponentials, so that calls without padding do nothing for it.
+template <int kDim>
+__device__ inline void clear_row_padding(RowOperand<kDim>& x, int channels) {
+  const int left = channels - 2 * (static_cast<int>(threadIdx.x) & 3);
+#pragma unroll
+  for (int step = 0; step < kDim / 16; ++step) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[step][i] &= kept_channels(left - (16 * step + 8 * (i >> 1)));
+  }
+}
+
 // 16 rows of q become Ea; nothing past dim.
 template <int kDim>
 __device__ inline void row_exponentials(RowOperand<kDim>& x, float scale, int dim) {

@@ -116,7 +116,7 @@ struct CausalWeights {
         head(piece.head),
         lln(row_factor(of.lln_weight, piece.sequence, piece.head)),
         diag(row_factor(of.diag_weight, piece.sequence, piece.head)),
-        diag_scale(kLog2E * rsqrtf(static_cast<float>(of.dim))) {}
+        diag_scale(kLog2E * rsqrtf(static_cast<float>(of.channels))) {}
 
   // Of row `row` + g, or of that + 8, of the piece.
   __device__ float lln_at(const CausalPiece& piece, int row, int half) const {

@@ -116,6 +116,9 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 3 : 1)
                       weights.diag_scale);
     }
     row_exponentials<kDim>(ea, alpha, dim);
+    if constexpr (!kGiven) {  // of appends, which have none
+      if (call.channels < dim) clear_row_padding<kDim>(ea, call.channels);
+    }
     __syncthreads();
     float acc[kCount][4] = {};
     float mass[4] = {};

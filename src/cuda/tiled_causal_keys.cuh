@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 2 : 1)
     sums.mass[1] = sums.mass[3] = 0;
   }
   const float beta = scale_at(call.beta, piece.s, piece.head_k);
-  const float diag_scale = kLog2E * rsqrtf(static_cast<float>(dim));
+  const float diag_scale = kLog2E * rsqrtf(static_cast<float>(call.channels));
   Largest largest;
   int stage_index = 0;
   for (int chunk = chunks - 1; chunk >= 0; --chunk) {
@@ -207,6 +207,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 2 : 1)
           sum_mass[sums.channel(1)] = sums.mass[2] + sums.mass[3];
         }
         load_key_exponentials<kDim>(eu, k_tile, first, beta * kLog2E, valid);
+        if (call.channels < dim) clear_row_padding<kDim>(eu, call.channels);
       }
       __syncthreads();
       if (head == 0) {

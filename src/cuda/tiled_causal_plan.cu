@@ -125,7 +125,7 @@ CausalWork prepare_causal(const Call& call) {
 }
 
 void run_plain_again(const Call& call, const CausalWork& work) {
-  Call again = call;
+  Call again = without_padding(call);
   again.workspace = call.workspace + causal_flag_bytes(call.problem);
   run_plain_heads(again, work.causal.flags);
 }

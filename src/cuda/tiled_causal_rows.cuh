@@ -167,6 +167,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim <= 64 ? 2 : 1)
       for (int i = 0; i < 4; ++i) largest_q.see(ea[step][i]);
     }
     row_exponentials<64>(ea, alpha * kLog2E, dim - channel);
+    if (call.channels < dim) clear_row_padding<64>(ea, call.channels - channel);
     __syncthreads();
     float x[8][4] = {}, z[8][4];
 #pragma unroll

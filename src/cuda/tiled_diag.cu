@@ -61,7 +61,7 @@ void launch_diag(const Problem& p, const TiledWork& work) {
 void run(const Call& call) {
   const Problem& p = call.problem;
   if (weights_apart(call)) return run_with_weights(call, run);
-  if (!tiled_takes(call)) return plain_kernel(p.op).run(call);
+  if (!tiled_takes(call)) return run_plain(call);
   TiledWork work = prepare_tiled(call);
   work.tiled.call.diag_block = block_of(p);
   const TiledLaunches& lln = p.dtype == DType::bf16 ? kTiledBf16 : kTiledF16;

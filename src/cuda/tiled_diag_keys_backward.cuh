@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
   };
   T* const dk = rows_of(call.dk);
   T* const dv = rows_of(call.dv);
-  const float inverse_root = rsqrtf(static_cast<float>(dim));
+  const float inverse_root = rsqrtf(static_cast<float>(call.channels));
   DiagKeyGradients<T, kDim> diag;
   for (int stage = 0; ahead.tile < piece.tiles; stage ^= kStages - 1) {
     const DiagStep<true> step = ahead;

@@ -198,8 +198,8 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
   wait_for_previous();
   float taken_out = 0;
   if constexpr (kLln) {
-    taken_out =
-        fill_exponents<T, kDim>(exponents, tiled.state.c_at(piece.rows.s, piece.rows.head_k), dim);
+    taken_out = fill_exponents<T, kDim>(
+        exponents, tiled.state.c_at(piece.rows.s, piece.rows.head_k), dim, call.channels);
     const float* const values = tiled.state.values_at(piece.rows.s, piece.rows.head_k);
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 4 : 2)
   }
   const RowFactor lln_factor = row_factor(call.lln_weight, piece.rows.sequence, head);
   const RowFactor diag_factor = row_factor(call.diag_weight, piece.rows.sequence, head);
-  const float scale = kLog2E * rsqrtf(static_cast<float>(dim));
+  const float scale = kLog2E * rsqrtf(static_cast<float>(call.channels));
   const float lln_scale = kLln ? scale_at(call.alpha, piece.rows.s, head) * kLog2E : 0;
   const std::uint32_t zero = gridDim.y - 1;
   RowWords<kDim> q_rows;

@@ -244,8 +244,8 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
   let_next_start();
   float taken_out = 0;
   if constexpr (kLln) {
-    taken_out =
-        fill_exponents<T, kDim>(exponents, tiled.state.c_at(piece.rows.s, piece.rows.head_k), dim);
+    taken_out = fill_exponents<T, kDim>(
+        exponents, tiled.state.c_at(piece.rows.s, piece.rows.head_k), dim, call.channels);
     fill_direct_tile<T, kDim, kThreads>(
         state_tile, tiled.state.values_at(piece.rows.s, piece.rows.head_k), tiled.state.row, dim,
         dim_v, [&](int, int c) { return lln_channels[c]; });
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(DiagSplit<kDim>::kThreads, kDim <= 64 ? 3 : 1)
   const LlnRowGradients<T, kDim> lln{state_tile, exponents, shares, deltas, alpha, taken_out};
   const RowFactor lln_factor = row_factor(call.lln_weight, seq, head);
   const RowFactor diag_factor = row_factor(call.diag_weight, seq, head);
-  const float inverse_root = rsqrtf(static_cast<float>(dim));
+  const float inverse_root = rsqrtf(static_cast<float>(call.channels));
   const std::int64_t first_row =
       head * tiled.diag_rows + seq.batch * call.sequences.tokens + seq.q_begin + piece.rows.begin;
   T* const dq = piece.rows.template rows<T>(call.dq) + split.first_column();

@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(WideDiagShape::kThreads, 2)
   wait_for_previous();
   const RowFactor diag_factor = row_factor(call.diag_weight, piece.rows.sequence, head);
   const RowFactor lln_factor = row_factor(call.lln_weight, piece.rows.sequence, head);
-  const float scale = kLog2E * rsqrtf(static_cast<float>(dim));
+  const float scale = kLog2E * rsqrtf(static_cast<float>(call.channels));
   const T* const q = piece.rows.template rows<T>(call.q);
   const auto keys = keys_of<T, Shape::kDim, Shape::kThreads>(call, piece.rows);
   WideDiagRows<T> rows;

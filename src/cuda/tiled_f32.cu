@@ -78,7 +78,7 @@ void launch_all(Op op, const TiledWork& work) {
 }
 
 void run(const Call& call) {
-  if (!tiled_takes(call)) return plain_kernel(call.problem.op).run(call);
+  if (!tiled_takes(call)) return run_plain(call);
   launch_float_lln(call.problem.op, prepare_tiled(call));
 }
 

@@ -64,7 +64,7 @@ std::size_t call_bytes(const Call& call, int workers) {
 void run(const Call& call) {
   const Problem& p = call.problem;
   if (weights_apart(call)) return run_with_weights(call, run);
-  if (!tiled_takes(call)) return plain_kernel(p.op).run(call);
+  if (!tiled_takes(call)) return run_plain(call);
   const CausalWork work = prepare_causal(call);
   const auto launch_walks = p.dtype == DType::f32 ? launch_float_causal<float> : launch_f16_causal;
   if (p.has_diag()) {

@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 128 ? 1 : 192 / kDim)
   for (int row = part.first; row - part.first < piece.count; row += kFloatChunk) {
     largest_q.see(q);
     largest_k.see(keys.k);
-    float_exponentials(q, alpha * kLog2E, true, true, dim - channel);
+    query_exponentials(q, alpha * kLog2E, call, channel);
     keys.raise(beta, dim - channel);
     tiles.write(part, q, keys, state);
     __syncthreads();

@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(2 * kDim, 128 / kDim)
     float x[4][4] = {}, z[4][4] = {};
     multiply_causal_rows(x, z, tiles, part);
     largest_q.see(e);
-    float_exponentials(e, alpha * kLog2E, true, true, dim - channel);
+    query_exponentials(e, alpha * kLog2E, call, channel);
     float mass[2], dot[2];
     exchange_float_causal(mass, dot, e, x, z, shares, part);
     finish_float_causal_rows(x, z, e, mass, dot, alpha, causal, piece, row, part.slice);

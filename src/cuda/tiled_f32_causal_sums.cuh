@@ -37,7 +37,7 @@ struct FloatGradientRows {
   __device__ void finish(const DeviceCall& call, const CausalPiece& piece, std::int64_t head,
                          int first, int slice, float* deltas) {
     const float scale = scale_at(call.alpha, piece.s, head) * kLog2E;
-    float_exponentials(y, scale, true, true, static_cast<int>(call.dim) - 32 * slice);
+    query_exponentials(y, scale, call, 32 * slice);
 #pragma unroll
     for (int i = 0; i < 16; ++i) y[0][i / 8][i % 8] *= inverse[i / 8];
     weigh_causal_rows(g, call, piece, head, first, slice);

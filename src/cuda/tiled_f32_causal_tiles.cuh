@@ -170,6 +170,17 @@ __device__ inline void float_exponentials(RowFloats<32>& x, float scale, bool lo
   }
 }
 
+// The same of queries, 32 channels from `channel` on, with zeros in those that are padding, too.
+__device__ inline void query_exponentials(RowFloats<32>& q, float scale, const DeviceCall& call,
+                                          int channel) {
+  const int left = call.channels - channel - 8 * (static_cast<int>(threadIdx.x) & 3);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    float& own = q[0][i / 8][i % 8];
+    own = i % 8 < left ? exp2_fast(own * scale) : 0;
+  }
+}
+
 // 16 tokens and 32 channels of a piece's keys; zeros in place of those that do not count.
 template <class T>
 struct FloatKeys {

@@ -73,7 +73,7 @@ void launch_of_width(const Problem& p, const TiledWork& work) {
 
 void run(const Call& call) {
   const Problem& p = call.problem;
-  if (!tiled_takes(call)) return plain_kernel(p.op).run(call);
+  if (!tiled_takes(call)) return run_plain(call);
   TiledWork work = prepare_tiled(call);
   if (p.has_lln()) launch_float_lln(p.op, work);
   work.tiled.adds = p.has_lln();

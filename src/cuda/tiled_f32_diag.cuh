@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kDiagThreads, kDim <= 64 ? 3 : 2)
   const FloatDiagWalk walk(tiled, piece.sequence);
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
   const int first = 16 * (static_cast<int>(threadIdx.x) / 32);
-  const float scale = kLog2E / sqrtf(static_cast<float>(dim));
+  const float scale = kLog2E / sqrtf(static_cast<float>(call.channels));
   const RowFactor factor = row_factor(call.diag_weight, piece.sequence, piece.head);
   RowPiece keys = piece;
   keys.sequence.q_begin = piece.sequence.k_begin;

@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(256, kDim <= 64 ? 2 : 1)
   const Part part{shared, warp % 4 * 16, warp / 4};
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
   const int column = part.half * (kDim / 2);
-  const float scale = 1 / sqrtf(static_cast<float>(dim));
+  const float scale = 1 / sqrtf(static_cast<float>(call.channels));
   const bool add = tiled.adds;
   const auto group = static_cast<int>(call.heads / call.heads_k);
   wait_for_previous();

@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 128  ? 1
   let_next_start();
   const float* const c = tiled.state.c_at(piece.s, piece.head_k);
   for (int l = static_cast<int>(threadIdx.x); l < kDim; l += Shape::kThreads) {
-    exponents[l] = l < dim ? c[l] * kLog2E : -INFINITY;
+    exponents[l] = l < call.channels ? c[l] * kLog2E : -INFINITY;
   }
   fill_split_tile<kDim, Columns::natural>(shared, tiled.state.values_at(piece.s, piece.head_k),
                                           tiled.state.row, dim, dim_v);

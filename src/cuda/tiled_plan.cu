@@ -99,11 +99,6 @@ const AttentionSaved& state_of(const Call& call) {
   return call.problem.op == Op::backward ? call.grads.saved : call.out.saved;
 }
 
-bool aligned(const ConstView& view) {
-  return reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && view.stride[0] % 8 == 0 &&
-         view.stride[1] % 8 == 0 && view.stride[2] % 8 == 0;
-}
-
 bool aligned_state(const AttentionSaved& saved) {
   const View& values = saved.channel_values;
   return reinterpret_cast<std::uintptr_t>(values.data) % 16 == 0 && values.stride[0] % 4 == 0 &&
@@ -170,11 +165,16 @@ bool lacks_shared_memory(const Problem& p, int bytes) {
          shared_memory(p.device.index) < bytes;
 }
 
+bool has_whole_pieces(const ConstView& view) {
+  return reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && view.stride[0] % 8 == 0 &&
+         view.stride[1] % 8 == 0 && view.stride[2] % 8 == 0;
+}
+
 bool tiled_takes(const Call& call) {
   const AttentionGradients& grads = call.grads;
   for (const ConstView& view : {call.in.q, call.in.k, call.in.v, ConstView(call.out.o), grads.g,
                                 ConstView(grads.dq), ConstView(grads.dk), ConstView(grads.dv)}) {
-    if (!aligned(view)) return false;
+    if (!has_whole_pieces(view)) return false;
   }
   if (!aligned_state(call.out.saved) || !aligned_state(grads.saved)) return false;
   for (const View& view :
@@ -194,6 +194,29 @@ const Kernel& plain_kernel(Op op) {
   static const std::vector<Kernel> backward = plain_backward_kernels();
   return op == Op::forward ? forward.front() : backward.front();
 }
+
+Call without_padding(const Call& call) {
+  Call rest = call;
+  const std::int64_t padding = call.padding;
+  rest.padding = 0;
+  rest.problem.dim -= padding;
+  AttentionInputs& in = rest.in;
+  AttentionGradients& grads = rest.grads;
+  for (ConstView* view : {&in.q, &in.k, &in.state.key_lse, &grads.dsaved.key_lse}) {
+    view->shape[3] -= view->given() ? padding : 0;
+  }
+  for (ConstView* view : {&in.state.channel_values, &grads.dsaved.channel_values}) {
+    view->shape[2] -= view->given() ? padding : 0;
+  }
+  for (View* view : {&grads.dq, &grads.dk}) view->shape[3] -= view->given() ? padding : 0;
+  for (AttentionSaved* state : {&rest.out.saved, &grads.saved, &grads.dstate}) {
+    state->key_lse.shape[3] -= state->key_lse.given() ? padding : 0;
+    state->channel_values.shape[2] -= state->channel_values.given() ? padding : 0;
+  }
+  return rest;
+}
+
+void run_plain(const Call& call) { plain_kernel(call.problem.op).run(without_padding(call)); }
 
 std::size_t tiled_bytes(const Problem& p, int workers) {
   const std::size_t own = lay_out(p, true, nullptr).bytes;

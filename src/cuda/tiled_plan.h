@@ -50,12 +50,19 @@ std::string tiled_refusal(const Problem& p);
 // Whether the problem's device is known, and its blocks have less shared memory than this.
 bool lacks_shared_memory(const Problem& p, int bytes);
 
+// Whether the rows of a tensor begin at multiples of 16 bytes.
+bool has_whole_pieces(const ConstView& view);
 // Whether the tensors are aligned and no gradient of a parameter is asked for.
 bool tiled_takes(const Call& call);
 // Whether they would be but for the gradients of weights, which weight_gradients.h has for 16-bit
 // tensors.
 bool weights_apart(const Call& call);
 const Kernel& plain_kernel(Op op);
+// The same tensors without the channels that are padding: the plain kernels know nothing of it, and
+// need not, since they take rows of any length and distance.
+Call without_padding(const Call& call);
+// On the plain kernels, what tiled_takes() does not take.
+void run_plain(const Call& call);
 
 // Enough for every call of a problem, in the tiled families and in the plain one; and for one call.
 std::size_t tiled_bytes(const Problem& p, int workers);

@@ -119,8 +119,8 @@ __global__ void __launch_bounds__(kRowsThreads, kDim <= 64    ? 4
   const float* const values = tiled.state.values_at(piece.s, piece.head_k);
   using Fill = OperandFill<T, kDim, Walk::kWidth, kRowsThreads>;
   const Fill first(values, tiled.state.row, dim, dim_v);
-  const float taken_out =
-      fill_exponents<T, kDim>(exponents, tiled.state.c_at(piece.s, piece.head_k), dim);
+  const float taken_out = fill_exponents<T, kDim>(
+      exponents, tiled.state.c_at(piece.s, piece.head_k), dim, call.channels);
   const auto weight_of = [&](int l, int) { return exponents.w[l]; };
   first.template write<Columns::direct>(operand, weight_of);
 #pragma unroll

@@ -165,8 +165,8 @@ __global__ void __launch_bounds__(RowsBackwardShape<kDim>::kThreads, kDim <= 64 
   wait_for_previous();
   let_next_start();
 
-  const float taken_out =
-      fill_exponents<T, kDim>(exponents, tiled.state.c_at(piece.s, piece.head_k), dim);
+  const float taken_out = fill_exponents<T, kDim>(
+      exponents, tiled.state.c_at(piece.s, piece.head_k), dim, call.channels);
   const Weight& weight = call.lln_weight;
   fill_operand_transposed<T, kDim, kDim, Columns::direct>(
       operand, tiled.state.values_at(piece.s, piece.head_k), tiled.state.row, dim_v, dim,

@@ -30,11 +30,12 @@ inline constexpr float kWidestSpread = 60;
 template <int kDim>
 class ChannelNumbers {
  public:
-  __device__ ChannelNumbers(const float* numbers, int dim) {
+  // `other`: of channels from `dim` on.
+  __device__ ChannelNumbers(const float* numbers, int dim, float other = 0) {
 #pragma unroll
     for (int i = 0; i < kDim / 32; ++i) {
       const int l = static_cast<int>(threadIdx.x & 31) + 32 * i;
-      own_[i] = l < dim ? numbers[l] : 0;
+      own_[i] = l < dim ? numbers[l] : other;
     }
   }
   // By the lane l % 32.
@@ -88,10 +89,11 @@ __device__ inline float fill_exponents(RowExponents<kDim>& exponents, const Chan
   return folded ? top : 0;
 }
 
-// The same by all threads of the block.
+// The same by all threads of the block. Channels of padding, from `channels` on, hold no keys.
 template <class T, int kDim>
-__device__ inline float fill_exponents(RowExponents<kDim>& exponents, const float* c, int dim) {
-  return fill_exponents<T, kDim>(exponents, ChannelNumbers<kDim>(c, dim), dim,
+__device__ inline float fill_exponents(RowExponents<kDim>& exponents, const float* c, int dim,
+                                       int channels) {
+  return fill_exponents<T, kDim>(exponents, ChannelNumbers<kDim>(c, channels, -INFINITY), dim,
                                  static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x), 0);
 }
 

@@ -167,7 +167,7 @@ void launch_lln(const Problem& p, const WideCausalCall& wide, const CausalPlan& 
 void run(const Call& call) {
   const Problem& p = call.problem;
   if (takes_without_weights(call)) return run_with_weights(call, run);
-  if (!takes(call)) return plain_kernel(p.op).run(call);
+  if (!takes(call)) return run_plain(call);
   WideCausalCall wide;
   const CausalWork work = prepare(call, wide);
   if (p.has_diag()) {

@@ -204,8 +204,8 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   wait_for_previous();
   let_next_start();
 
-  const float taken_out =
-      fill_exponents<T, kWideDim>(shared.exponents, tiled.state.c_at(piece.s, piece.head_k), dim);
+  const float taken_out = fill_exponents<T, kWideDim>(
+      shared.exponents, tiled.state.c_at(piece.s, piece.head_k), dim, call.channels);
   if (lead) {
     fill_direct_tile<T, kWideDim, kWideThreads>(
         shared.matrix, tiled.state.values_at(piece.s, piece.head_k), tiled.state.row, dim, dim_v,

@@ -92,7 +92,7 @@ __device__ inline void walk_keys(const CausalCall& causal, const CausalPiece& pi
   }
   const GivenRows<kGiven> given(causal, piece);
   const float beta = scale_at(call.beta, piece.s, piece.head_k) * kLog2E;
-  const float diag_scale = kLog2E * rsqrtf(static_cast<float>(dim));
+  const float diag_scale = kLog2E * rsqrtf(static_cast<float>(call.channels));
   Largest largest;
   PairWords words;
   PairSums pairs;
@@ -163,7 +163,7 @@ __device__ inline void walk_keys(const CausalCall& causal, const CausalPiece& pi
 }
 
 // The team of rows: Ea, the chunk's own keys, and o.
-template <int kDim, bool kDiag>
+template <int kDim, bool kDiag, bool kGiven>
 __device__ inline void walk_rows(const CausalCall& causal, const CausalPiece& piece,
                                  const ForwardTiles<kDim>& tiles) {
   using Sizes = ForwardShape<kDim>;
@@ -180,6 +180,11 @@ __device__ inline void walk_rows(const CausalCall& causal, const CausalPiece& pi
     copy_chunk<kDim>(tiles.q(chunk), q, call.q.token, chunk * kChunk, piece.count, dim);
     copy_commit();
   };
+  const auto clear_padding_of = [&](int chunk) {
+    if constexpr (!kGiven) {  // of appends, which have none
+      if (call.channels < dim) clear_padding<kDim>(tiles.q(chunk), call.channels);
+    }
+  };
   start(0);
   start(1);
   const float alpha = scale_at(call.alpha, piece.s, piece.head) * kLog2E;
@@ -193,6 +198,7 @@ __device__ inline void walk_rows(const CausalCall& causal, const CausalPiece& pi
     meet(kRowScoresBarrier, 128 + Sizes::kTeam);
   }
   write_queries<kDim>(tiles.q(0), tiles.q(0), alpha, dim, largest_q);
+  clear_padding_of(0);
   show_products();
   __syncthreads();
   for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -255,6 +261,7 @@ __device__ inline void walk_rows(const CausalCall& causal, const CausalPiece& pi
       }
     }
     store_natural(o, call.o.token, row, piece.count, 64 * panel, dim_v, acc, largest_o);
+    clear_padding_of(chunk + 1);
     copy_wait<0>();
     show_products();
     __syncthreads();
@@ -282,7 +289,7 @@ __global__ void __launch_bounds__(4 * kDim, kDim == 64 ? 2 : 1)
   if constexpr (kDiag) CausalWeights(call, piece).write_channels<kDim>(tiles.channels());
   const int team = warp_index() / (Shape<kDim>::kTeam / 32);
   if (team != 0) {
-    walk_rows<kDim, kDiag>(causal, piece, tiles);
+    walk_rows<kDim, kDiag, kGiven>(causal, piece, tiles);
   } else if (kDim == 64 || !kDiag || warp_index() < 4) {
     walk_keys<kDim, kDiag, kDiag, kGiven>(causal, piece, tiles);
   } else {

@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 2 : 1)
     sums.mass[1] = sums.mass[3] = 0;
   }
   const float beta = scale_at(call.beta, piece.s, piece.head_k);
-  const float diag_scale = kLog2E * rsqrtf(static_cast<float>(dim));
+  const float diag_scale = kLog2E * rsqrtf(static_cast<float>(call.channels));
   Largest largest, seen;
   int stage_index = 0;
   const ByRows<kChunk> eu_rows(eu_tile, 0);
@@ -160,9 +160,13 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 2 : 1)
       show_products();
       wait_products<0>();
       settle(dots);
+      if constexpr (kDiag) settle(scores);
+      if (head == 0 && call.channels < dim) {
+        clear_padding<kDim>(eu_tile, call.channels);
+        show_products();
+      }
       PairWords p;
       if constexpr (kDiag) {
-        settle(scores);
         diag_key_gradients(
             p, ds, scores, dots, Meetings::of_keys(causal.diag_log2, valid), diag_scale,
             {statistics + 2 * kChunk, statistics + 3 * kChunk, statistics + 4 * kChunk});

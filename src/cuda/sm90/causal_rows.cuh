@@ -133,9 +133,10 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 2 : 1)
     show_products();
     wait_products<0>();
     settle(dots);
+    if constexpr (kDiag) settle(scores);
+    if (call.channels < dim) clear_row_padding<64>(ea, call.channels - 64 * panel);
     PairWords words, near;
     if constexpr (kDiag) {
-      settle(scores);
       DiagRow rows[2];
       const float weight[2] = {weights.diag_at(piece, row, 0), weights.diag_at(piece, row, 1)};
       diag_row_gradients(near, rows, scores, dots, Meetings::of_rows(causal.diag_log2, valid),

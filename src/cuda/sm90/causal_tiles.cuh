@@ -90,6 +90,22 @@ __device__ inline void write_keys(unsigned char* to, const unsigned char* k_tile
   }
 }
 
+// 0 in place of exponentials of padding, from channel `channels` on: of a product of Ea and Eu one
+// side suffices. By those who wrote them, while no products are under way: a branch in between
+// would have the compiler wait for each of them.
+template <int kDim>
+__device__ inline void clear_padding(unsigned char* tile, int channels) {
+  const Pieces<kDim> own;
+  const int left = channels - 8 * own.piece;
+  if (left >= 8) return;
+#pragma unroll 1
+  for (int i = 0; i < own.kCount; ++i) {
+    uint4& words = *reinterpret_cast<uint4*>(tile + own.at(i));
+    words = {words.x & kept_channels(left), words.y & kept_channels(left - 2),
+             words.z & kept_channels(left - 4), words.w & kept_channels(left - 6)};
+  }
+}
+
 // 2^(scale q) of a tile of queries; zeros past dim.
 template <int kDim>
 __device__ inline void write_queries(unsigned char* to, const unsigned char* q_tile, float scale,

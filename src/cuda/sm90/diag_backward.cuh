@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(DiagBackwardShape<kDim>::kThreads, 1)
   wait_for_previous();
   let_next_start();
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
-  const float diag_scale = kLog2E * rsqrtf(static_cast<float>(dim));
+  const float diag_scale = kLog2E * rsqrtf(static_cast<float>(call.channels));
   DiagBackwardGroup<kDim> own(shared);
   const int part = own.part, first = own.first, team = own.team;
   const int row_of_lane = first + (static_cast<int>(threadIdx.x) & 31) / 4;
@@ -127,8 +127,9 @@ __global__ void __launch_bounds__(DiagBackwardShape<kDim>::kThreads, 1)
                                                       tiled.state.row, dim, dim_v);
       const ChannelNumbers<kDim> c(tiled.state.c_at(s, head_k), dim);
       meet(kAllMeet, Shape::kConsumers);
-      own.taken_out = fill_exponents<Bf16, kDim>(
-          shared.exponents, c, dim, static_cast<int>(threadIdx.x), Shape::kConsumers, kAllMeet);
+      own.taken_out =
+          fill_exponents<Bf16, kDim>(shared.exponents, c, call.channels,
+                                     static_cast<int>(threadIdx.x), Shape::kConsumers, kAllMeet);
       values.write(shared.operand, [](int) { return 1.0F; });
       own.folded =
           fill_gradients<kDim, Shape::kConsumers>(shared.sums, shared.vectors, tiled, s, head_k);

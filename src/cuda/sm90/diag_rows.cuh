@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(DiagRowsShape<kDim>::kThreads, 1)
   let_next_start();
   const int dim = static_cast<int>(call.dim), dim_v = static_cast<int>(call.dim_v);
   const int block = static_cast<int>(call.diag_block);
-  const float diag_scale = kLog2E * rsqrtf(static_cast<float>(dim));
+  const float diag_scale = kLog2E * rsqrtf(static_cast<float>(call.channels));
   const int group = static_cast<int>(threadIdx.x) / 128;
   const int first = static_cast<int>(threadIdx.x) % 128 / 32 * 16;
   const ByColumns<kDim> operand(shared.operand, 0);
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(DiagRowsShape<kDim>::kThreads, 1)
                                                       tiled.state.row, dim, dim_v);
       const ChannelNumbers<kDim> c(tiled.state.c_at(s, at.head_k), dim);
       meet(1, Shape::kConsumers);
-      taken_out = fill_exponents<Bf16, kDim>(shared.exponents, c, dim,
+      taken_out = fill_exponents<Bf16, kDim>(shared.exponents, c, call.channels,
                                              static_cast<int>(threadIdx.x), Shape::kConsumers, 1);
       const float less = exp2f(-kHeadroom<Bf16>);
       values.write(shared.operand, [&](int l) { return shared.exponents.w[l] * less; });

@@ -24,8 +24,8 @@ struct RowOperand {
                                            dim_v);
     const ChannelNumbers<kDim> c(tiled.state.c_at(s, head_k), dim);
     meet(1, kThreads);
-    const float taken_out =
-        fill_exponents<Bf16, kDim>(exponents, c, dim, static_cast<int>(threadIdx.x), kThreads, 1);
+    const float taken_out = fill_exponents<Bf16, kDim>(exponents, c, tiled.call.channels,
+                                                       static_cast<int>(threadIdx.x), kThreads, 1);
     values.write(panels, [&](int l) { return exponents.w[l]; });
     show_products();
     meet(1, kThreads);

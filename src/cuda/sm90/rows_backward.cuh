@@ -82,8 +82,9 @@ struct RowsBackwardGroup {
                                                     tiled.state.row, dim, dim_v);
     const ChannelNumbers<kDim> c(tiled.state.c_at(piece.s, piece.head_k), dim);
     meet(kAllMeet, Shape::kConsumers);
-    taken_out = fill_exponents<Bf16, kDim>(shared.exponents, c, dim, static_cast<int>(threadIdx.x),
-                                           Shape::kConsumers, kAllMeet);
+    taken_out =
+        fill_exponents<Bf16, kDim>(shared.exponents, c, tiled.call.channels,
+                                   static_cast<int>(threadIdx.x), Shape::kConsumers, kAllMeet);
     values.write(shared.operand, [](int) { return 1.0F; });
     show_products();
     meet(kAllMeet, Shape::kConsumers);
