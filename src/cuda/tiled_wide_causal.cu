@@ -11,6 +11,8 @@
 #include "cuda/tiled_causal_plan.h"
 #include "cuda/tiled_diag.h"
 #include "cuda/tiled_plan.h"
+#include "cuda/tiled_wide_causal_forward.cuh"
+#include "cuda/tiled_wide_causal_join.cuh"
 #include "cuda/tiled_wide_causal_keys.cuh"
 #include "cuda/tiled_wide_causal_rows.cuh"
 #include "cuda/tiled_wide_causal_sums.cuh"

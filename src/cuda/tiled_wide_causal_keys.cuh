@@ -6,7 +6,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "cuda/tiled_wide_causal_tiles.cuh"
+#include "cuda/tiled_wide_causal_walk.cuh"
 
 namespace lln::cuda {
 
