@@ -37,7 +37,11 @@ void add_kinds(Table& table) {
   }
   for (const char* dims : {"d130", "d250v140", "d100v196"}) {
     add(table, fmt::format("{}:cpu:b1h2k1n70{}:lln", rotate(kTypes, 1 + i++ % 2), dims));
+    add(table, fmt::format("{}:cpu:b1h2k1n130{}:lln+diag32", rotate(kTypes, 1 + i % 2), dims));
+    add(table, fmt::format("{}:cpu:b1h2n130{}:diag48:causal", rotate(kTypes, 1 + i % 2), dims));
+    add(table, fmt::format("bf16:cpu:b2h2k1n300{}:lln:causal", dims));
   }
+  add(table, "bf16:cpu:b2h2k1n130d250v140:lln+diag32:causal");
 }
 
 // Queries and keys that a channel of zeros would outweigh, and exponents that the first way of a
@@ -58,6 +62,7 @@ void add_exponents(Table& table) {
   for (const char* dims : {"d250v140", "d196"}) {
     add(table, fmt::format("bf16:cpu:b1h1n70{}:lln", dims), {.style = InputStyle::far_below});
   }
+  add(table, "bf16:cpu:b1h1n300d250v140:lln:causal", {.style = InputStyle::far_below});
 }
 
 void add_sequences(Table& table) {

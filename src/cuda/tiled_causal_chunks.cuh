@@ -113,11 +113,6 @@ __device__ inline void write_exponentials(unsigned char* to, const unsigned char
   }
 }
 
-// The bits that stay of a word of two channels, where `left` channels are left from its first on.
-__device__ inline std::uint32_t kept_channels(int left) {
-  return left > 1 ? ~0U : left > 0 ? 0x0000FFFFU : 0U;
-}
-
 // 0 in place of exponentials of padding, from channel `channels` on: of a product of Ea and Eu one
 // side suffices. Apart from the exponentials, so that calls without padding do nothing for it.
 template <int kDim>

@@ -122,6 +122,11 @@ __device__ inline std::uint32_t exponentials(std::uint32_t word, float scale) {
   return pack<Bf16>(exp2_fast(x.x * scale), exp2_fast(x.y * scale));
 }
 
+// The bits that stay of a word of two channels, where `left` channels are left from its first on.
+__device__ inline std::uint32_t kept_channels(int left) {
+  return left > 1 ? ~0U : left > 0 ? 0x0000FFFFU : 0U;
+}
+
 // The largest |x| of the numbers shown to it; NaN where one of them is.
 class Largest {
  public:

@@ -37,7 +37,7 @@ struct WideCausalForward {
     }
     each_own_piece(q_tile, [&](int row, uint4& words) {
       see(largest_q, words);
-      words = inside ? exponentials(words, scale) : uint4{0, 0, 0, 0};
+      words = row_exponentials(words, scale, call.channels - wide_channel());
       const std::uint32_t x[4] = {words.x, words.y, words.z, words.w};
       float sum = 0;
 #pragma unroll

@@ -48,10 +48,9 @@ struct WideCausalGradientRows {
   }
   __device__ void copy_last(unsigned char* to) const { copy_rows(to, call.q, columns); }
   __device__ void arrived_last(unsigned char* q_tile) {
-    const bool inside = wide_channel() < columns;
     each_own_piece(q_tile, [&](int, uint4& words) {
       see(largest_q, words);
-      words = inside ? exponentials(words, scale) : uint4{0, 0, 0, 0};
+      words = row_exponentials(words, scale, call.channels - wide_channel());
     });
   }
   __device__ void pairs(float (&)[2][2][4], int, int) const {}

@@ -149,17 +149,18 @@ struct WideSumsTokens {
     const std::int64_t statistics =
         kRows ? statistics_at(wide.causal, piece, head) + tile * kChunk : 0;
     constexpr int kPieces = Shape::kWidth / 8, kStep = Shape::kThreads / kPieces;
-    const bool inside = part.channel + 8 * (own % kPieces) < call.dim;
+    const int channel = part.channel + 8 * (own % kPieces);
 #pragma unroll
     for (int i = 0; i < kChunk / kStep; ++i) {
       const int row = own / kPieces + i * kStep;
       auto* const at =
           reinterpret_cast<uint4*>(x_tile + tile_offset<Shape::kWidth>(row, own % kPieces));
-      if (!inside || ((bits >> row) & 1) == 0) {
+      if (channel >= call.dim || ((bits >> row) & 1) == 0) {
         *at = {0, 0, 0, 0};
         continue;
       }
-      uint4 words = exponentials(*at, scale);
+      uint4 words =
+          kRows ? row_exponentials(*at, scale, call.channels - channel) : exponentials(*at, scale);
       if constexpr (kRows) {
         const float factor = wide.causal.inverse[statistics + row];
         const auto weight = [&](std::uint32_t word) {

@@ -140,6 +140,12 @@ __device__ inline uint4 exponentials(const uint4& x, float scale) {
   return {exponentials(x.x, scale), exponentials(x.y, scale), exponentials(x.z, scale),
           exponentials(x.w, scale)};
 }
+// Of q: zeros where there are no channels, of which `left` are left from its first on.
+__device__ inline uint4 row_exponentials(const uint4& x, float scale, int left) {
+  const uint4 e = exponentials(x, scale);
+  return {e.x & kept_channels(left), e.y & kept_channels(left - 2), e.z & kept_channels(left - 4),
+          e.w & kept_channels(left - 6)};
+}
 __device__ inline void see(Largest& largest, const uint4& x) {
   largest.see(x.x);
   largest.see(x.y);
@@ -215,15 +221,16 @@ struct WideCausalRows {
   // q becomes Y: Ea rounded as the walk over rows has it, over the mass.
   __device__ void weigh(unsigned char* q_tile, std::int64_t head, int tile) const {
     const float scale = scale_at(wide.causal.call.alpha, piece.s, head) * kLog2E;
-    const bool inside = wide_channel() < wide.causal.call.dim;
+    const int left = wide.causal.call.channels - wide_channel();
     const float* const inverse = wide.causal.inverse + statistics_at(wide.causal, piece, head);
     each_own_piece(q_tile, [&](int row, uint4& words) {
       const int token = tile * kChunk + row;
-      const float factor = inside && token < piece.count ? inverse[token] : 0;
+      const float factor = token < piece.count ? inverse[token] : 0;
       const auto weight = [&](std::uint32_t word) {
-        const float2 e = unpack<Bf16>(exponentials(word, scale));
+        const float2 e = unpack<Bf16>(word);
         return pack<Bf16>(e.x * factor, e.y * factor);
       };
+      words = row_exponentials(words, scale, left);
       words = {weight(words.x), weight(words.y), weight(words.z), weight(words.w)};
     });
   }
