@@ -244,7 +244,8 @@ class Check(unittest.TestCase):
 
     def test_slices_are_the_table_once(self):
         def cases(*slice_of):
-            said = lln("check", "--quick", "--kernel", "reference", "--verbose", "--json", *slice_of)
+            said = lln("check", "--quick", "--kernel", "reference", "--verbose", "--json",
+                       *slice_of)
             return [one["case"] for one in json.loads(said.stdout)["results"]]
 
         slices = [cases("--slice", f"{i}/3") for i in range(3)]
