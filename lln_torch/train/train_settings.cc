@@ -56,6 +56,7 @@ TrainSettings read_train_settings(const Settings& train, const Source& source) {
   read.step.clip = train.number("clip", 1, 0, 1e6);
   read.step.bf16 = train.choice("precision", "f32", {"f32", "bf16"}) == "bf16";
   read.step.cuda_graph = train.flag("cuda_graph", false);
+  read.step.side_work = train.flag("side_work", false);
   read.log_every = train.integer("log_every", 10, 1, kManySteps);
   read.evaluate_every = train.integer("evaluate_every", 0, 0, kManySteps);
   read.evaluate_rows = train.integer("evaluate_rows", 0, 0, kManySteps);

@@ -134,7 +134,7 @@ void TrainStep::update(const Inputs& inputs, std::int64_t step) {
   for (std::size_t i = 0; i < inputs.parts.size(); ++i) {
     Context context;
     context.step = step;
-    context.side_work = graph_ != nullptr;
+    context.side_work = options_.side_work;
     if (!inputs.pieces.empty()) context.pieces = &inputs.pieces[i];
     Tensor loss;
     {

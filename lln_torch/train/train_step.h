@@ -23,6 +23,7 @@ struct StepOptions {
   double clip = 1;  // 0: none
   // Steps whose batch has the shape of the first are replayed from a CUDA graph.
   bool cuda_graph = false;
+  bool side_work = false;  // Context::side_work
 };
 
 // What was summed since the last call of TrainStep::take().

@@ -49,8 +49,8 @@ struct Context {
   // The tokens are a piece of sequences whose other pieces are on other ranks; null: they are
   // whole.
   const Pieces* pieces = nullptr;
-  // Layers may put work beside the work of the stream (side_work.h): where the step is captured in
-  // a CUDA graph.
+  // Layers may put work beside the work of the stream (side_work.h), which is for steps that are
+  // captured in a CUDA graph.
   bool side_work = false;
   // What a layer hands to the next (luna's slots), by the name of the attention.
   std::map<std::string, Tensor> carried;

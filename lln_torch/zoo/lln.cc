@@ -299,13 +299,12 @@ LlnAttention::Beside LlnAttention::begin_beside(const Projected& projected, cons
       matching_ == "learned") {
     return beside;
   }
-  const int experiment = std::getenv("LLN_EXP") ? std::atoi(std::getenv("LLN_EXP")) : 3;
-  const std::int64_t numbers_of_state = channels() * (channels() + 1);
-  if ((experiment & 2) && at::GradMode::is_enabled() && numbers_of_state > q.size(2) &&
+  const std::int64_t tokens = q.size(2), numbers_of_state = channels() * (channels() + 1);
+  if (at::GradMode::is_enabled() && numbers_of_state > tokens &&
       q.size(0) * q.size(1) <= kHeadsOfShortPass) {
     beside.state_again = std::make_shared<StateAgain>();
   }
-  if (!(experiment & 1) || !matches_each_call()) return beside;
+  if (!matches_each_call()) return beside;
   const auto options = q.options().dtype(q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
   beside.alpha = at::empty({q.size(0), q.size(1)}, options);
   beside.beta = at::empty({k.size(0), k.size(1)}, options);

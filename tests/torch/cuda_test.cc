@@ -416,6 +416,18 @@ TEST_F(TrainOnDevice, AGraphChangesNothingInVariantsOfLln) {
   }
 }
 
+TEST_F(TrainOnDevice, SideWorkChangesNothing) {
+  for (const char* attention : {"lln+diag", "lln"}) {
+    std::vector<double> all[2];
+    for (const bool beside : {false, true}) {
+      Settings settings = config(attention, false, true, true);
+      settings.set(std::string("train.side_work=") + (beside ? "true" : "false"));
+      all[beside ? 1 : 0] = losses(settings, kDevice);
+    }
+    for (std::size_t i = 0; i < all[0].size(); ++i) EXPECT_NEAR(all[1][i], all[0][i], 2e-2) << i;
+  }
+}
+
 TEST_F(TrainOnDevice, ResumesWhereItStopped) {
   const lln::io::ScratchFolder scratch;
   const auto sit = [&](const std::string& name, std::int64_t steps) {

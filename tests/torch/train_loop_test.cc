@@ -326,6 +326,30 @@ TEST_F(Training, WeightsThatAreNotFiniteAreNamed) {
   EXPECT_THAT(text, HasSubstr("weights that are not finite: output.bias"));
 }
 
+TEST(TrainStep, SideWorkChangesNothing) {
+  prepare_torch(1, torch::kCPU);
+  std::vector<double> losses[2];
+  for (const bool beside : {false, true}) {
+    const Settings config = Settings::from_toml(
+        std::string("[data]\ntask = 'random-tokens'\nvocabulary = 20\ntokens = 24\ntrain_rows = 4\n"
+                    "[model]\nlayers = 2\ndim = 24\nheads = 3\n[attention]\nname = 'lln+diag'\n"
+                    "[train]\nsteps = 4\nbatch = 4\naccumulate = 2\nlearning_rate = 1e-2\n"
+                    "side_work = ") +
+            (beside ? "true" : "false"),
+        "test");
+    const RunModel run = make_run_model(config, "", torch::kCPU, /*begins=*/true);
+    EXPECT_EQ(run.settings.step.side_work, beside);
+    Optimizer optimizer(*run.model, run.settings.optimizer);
+    TrainStep step(*run.model, optimizer, run.settings.step, torch::kCPU);
+    for (std::int64_t i = 0; i < 4; ++i) {
+      step.run(batch_parts(*run.source, i, 4, 2), i, 1e-2);
+      losses[beside ? 1 : 0].push_back(step.take().loss);
+    }
+  }
+  EXPECT_LT(losses[0].back(), losses[0].front());
+  EXPECT_EQ(losses[1], losses[0]);
+}
+
 TEST(StopSignals, ASecondOneEndsTheProgram) {
   EXPECT_EXIT(
       {
