@@ -127,6 +127,12 @@ void add_difficult_values(Table& table) {
       table.add(problem, {.style = InputStyle::constant_rows});
     }
   }
+  for (const char* kind : {"lln", "lln:causal", "diag32", "lln+diag32", "lln+diag64:causal"}) {
+    for (const char* shape :
+         {"f32:cpu:b1h2n130d64", "bf16:cpu:b1h2n130d64", "bf16:cpu:b1h2n130d136"}) {
+      table.add(fmt::format("{}:{}", shape, kind), {.style = InputStyle::high_values});
+    }
+  }
   for (const std::int64_t at : {0, 63, 64, 77, 129}) {
     for (const char* kind : {"lln", "lln:causal", "softmax:causal"}) {
       table.add(fmt::format("f32:cpu:b1h2n130d16:{}", kind),
@@ -342,8 +348,8 @@ std::string to_string(const Case& c) {
   constexpr std::array kWeights = {"constant", "call", "head", "channel", "token"};
   constexpr std::array kParameters = {"one", "head", "sequence"};
   constexpr std::array kPatterns = {"all", "lengths", "left_padding", "holes"};
-  constexpr std::array kStyles = {"normal",       "large_keys", "spike",    "constant_rows",
-                                  "large_values", "denormal",   "far_below"};
+  constexpr std::array kStyles = {"normal",       "large_keys", "spike",       "constant_rows",
+                                  "large_values", "denormal",   "high_values", "far_below"};
   const auto name = [](const auto& names, auto value) {
     return names[static_cast<std::size_t>(value)];
   };

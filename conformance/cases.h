@@ -32,6 +32,7 @@ enum class InputStyle : std::uint8_t {
   constant_rows,  // all queries alike, all keys alike
   large_values,   // v near the largest finite number of its type
   denormal,       // q, k, v and g below the smallest normal f32
+  high_values,    // v up to 2^60, which every kernel must stand
   far_below,      // q and k so negative that a channel of zeros would outweigh theirs
 };
 

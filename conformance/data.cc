@@ -42,6 +42,8 @@ double styled_number(const Case& c, Seed seed, std::uint64_t index) {
     case InputStyle::large_values:
       if (seed != kV) return x;
       return largest_finite(c.problem.dtype) * 0.9 * (2 * uniform_number(seed, index) - 1);
+    case InputStyle::high_values:
+      return seed == kV ? 0x1p60 * (2 * uniform_number(seed, index) - 1) : x;
     case InputStyle::far_below:
       return seed == kQ || seed == kK ? x - 8 : x;
     case InputStyle::denormal:
