@@ -178,8 +178,6 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
                                       .beta = saved[kBeta],
                                       .key_lengths = options->tensors[kKeyLengths],
                                       .key_mask = options->tensors[kKeyMask],
-                                      .cu_seqlens = options->tensors[kCuSeqlens],
-                                      .cu_seqlens_k = options->tensors[kCuSeqlensK],
                                       .feature = options->feature});
       ctx->saved_data[kStateAgain] =
           c10::IValue::make_capsule(c10::make_intrusive<StateHolder>(options->state_again));
@@ -278,8 +276,9 @@ void check_call(const AttentionCall& call) {
                   " given, and LLN alone (diag_block 0) has nothing to mix");
     }
   }
-  if (call.state_again && (call.causal || (call.diag_block != 0 && call.fixed_mix == 0))) {
-    refuse_call("state_again is for bidirectional calls with LLN: others keep no state");
+  const bool diag_alone = call.diag_block != 0 && call.fixed_mix == 0;
+  if (call.state_again && (call.causal || diag_alone || call.cu_seqlens.defined())) {
+    refuse_call("state_again is for bidirectional calls with LLN whose sequences are not packed");
   }
   if ((call.fixed_alpha && call.alpha.defined()) || (call.fixed_beta && call.beta.defined())) {
     refuse_call("a scale is given as a tensor and as a number: give one");

@@ -39,8 +39,8 @@ struct AttentionCall {
   at::Tensor query_mask;               // bool [batch, tokens], for the moments alone
   // Packed sequences, int32 or int64 [S + 1]: batch is 1. Those of the keys where they differ.
   at::Tensor cu_seqlens, cu_seqlens_k;
-  // Given: the backward pass of a bidirectional call takes the state of the keys from here, or sums
-  // them again, and the forward pass keeps none.
+  // Of bidirectional calls that are not packed. Given: the forward pass keeps no state of the keys;
+  // the backward pass takes it from here, where begin() was called before it, or sums them again.
   std::shared_ptr<StateAgain> state_again = {};
 };
 

@@ -6,6 +6,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <exception>
 #include <map>
 #include <mutex>
 
@@ -38,8 +39,20 @@ SideWork::SideWork(const c10::Device& device) {
   order_streams(*stream_, *side_);
 }
 
-void SideWork::join() const {
-  if (side_) order_streams(*side_, *stream_);
+SideWork::SideWork(SideWork&& other) noexcept
+    : stream_(std::exchange(other.stream_, std::nullopt)),
+      side_(std::exchange(other.side_, std::nullopt)) {}
+
+SideWork::~SideWork() {
+  try {
+    join();
+  } catch (const std::exception&) {
+    // The device has failed, and says so to whoever asks it next.
+  }
+}
+
+void SideWork::join() {
+  if (const auto side = std::exchange(side_, std::nullopt)) order_streams(*side, *stream_);
 }
 
 void StateAgain::remember(const PieceCall& call) {
@@ -52,18 +65,15 @@ void StateAgain::begin() {
   if (!call_.k.defined() || work_) return;
   const at::Tensor& k = call_.k;
   const std::int64_t dim_v = call_.v.size(3);
-  const std::int64_t sequences =
-      call_.cu_seqlens.defined() ? call_.cu_seqlens.numel() - 1 : k.size(0);
   const auto options = call_.beta.options();
-  state_ = {at::empty({sequences, k.size(1), 1, k.size(3)}, options),
-            at::empty({sequences, k.size(1), k.size(3), dim_v}, options)};
+  state_ = {at::empty({k.size(0), k.size(1), 1, k.size(3)}, options),
+            at::empty({k.size(0), k.size(1), k.size(3), dim_v}, options)};
   rows_ = at::empty({call_.q.size(0), call_.q.size(1), 0, dim_v}, k.options());
   work_.emplace(k.device());
   work_->run([&] { piece_forward(call_, {}, rows_, state_); });
 }
 
 TensorState StateAgain::take() {
-  if (work_) work_->join();
   work_.reset();
   call_ = {};
   rows_.reset();

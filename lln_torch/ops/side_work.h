@@ -18,17 +18,21 @@ namespace lln_torch {
 // Memory: what run() allocates must not outlive it, and what it works on is kept until join() by
 // whoever called. Then torch's allocator, which knows memory by the stream it was asked for in,
 // hands out none of it too early. In host memory there is nothing beside: run() does the work.
+// Threads that work on one device at a time share the stream, so none of them may capture a graph.
 class SideWork {
  public:
   // Begins when what the current stream of the device has by now is done.
   explicit SideWork(const c10::Device& device);
+  SideWork(SideWork&& other) noexcept;
+  SideWork& operator=(SideWork&&) = delete;
+  ~SideWork();  // joins
   template <class Work>
   void run(Work&& work) const {
     const c10::OptionalStreamGuard guard(side_);
     std::forward<Work>(work)();
   }
   // What is put into the stream from now on comes after it.
-  void join() const;
+  void join();
 
  private:
   std::optional<c10::Stream> stream_, side_;
@@ -48,8 +52,8 @@ class StateAgain {
  private:
   PieceCall call_;
   TensorState state_;
-  at::Tensor rows_;  // none, which the call writes nothing to
-  std::optional<SideWork> work_;
+  at::Tensor rows_;               // none, which the call writes nothing to
+  std::optional<SideWork> work_;  // joins before the others go
 };
 
 }  // namespace lln_torch

@@ -130,7 +130,7 @@ Tensor ProjectedAttention::forward(const Tensor& x, const Tensor& key_mask, Cont
     return at::zeros_like(x);
   }
   Projected projected = project_scored(x, context);
-  const Beside beside = context.side_work ? begin_beside(projected, key_mask, context) : Beside{};
+  Beside beside = context.side_work ? begin_beside(projected, key_mask, context) : Beside{};
   projected.v = heads_of(value_->forward(x));
   if (beside.work) beside.work->join();
   if (context.observer != nullptr) {

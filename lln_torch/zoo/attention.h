@@ -120,9 +120,9 @@ class ProjectedAttention : public Attention {
   // What an attention makes beside the projection of v, and what makes the state of its keys again
   // beside the gradients of the output's projection; nothing by default.
   struct Beside {
-    std::optional<SideWork> work;
     Tensor alpha, beta;
     std::shared_ptr<StateAgain> state_again;
+    std::optional<SideWork> work;  // joins before the others go
   };
 
   // What scores q.k of a softmax are multiplied by; nothing: 1/sqrt D. Not of Diag.

@@ -35,7 +35,7 @@ struct WideCausalValues {
   const WideCausalRows& rows;
   const WideCausalPartners& at;
   int partners, columns, depth;
-  Largest largest;
+  Largest largest;  // of keys, which the kernels of rows judge
 
   __device__ void copy_own(unsigned char* to) const { keys.copy_k(to, at.tile); }
   __device__ void arrived_own(unsigned char* k_tile) {
@@ -66,7 +66,7 @@ struct WideCausalChannels {
   const WideCausalRows& rows;
   const WideCausalPartners& at;
   int partners, columns, depth;
-  Largest largest;
+  Largest largest;  // of keys, which the kernels of rows judge
 
   __device__ void copy_own(unsigned char* to) const { keys.copy_v(to, at.tile); }
   __device__ void arrived_own(unsigned char*) const {}

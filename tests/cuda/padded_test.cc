@@ -30,9 +30,12 @@ TEST_F(CudaPadded, RunsOnTensorCores) {
         EXPECT_NE(chosen(op + ":" + type + ":cuda:n90d64:" + kind), "cuda-padded");
       }
       EXPECT_EQ(chosen(op + ":" + type + ":cuda:n90d60:lln:feature=elu"), "cuda-plain");
-      EXPECT_EQ(chosen(op + ":" + type + ":cuda:n90d132:diag64"), "cuda-plain");
-      EXPECT_EQ(chosen(op + ":" + type + ":cuda:n90d132:lln"),
-                type == "f32" ? "cuda-plain" : "cuda-padded");
+      for (const std::string kind : {"lln", "diag64", "lln+diag64"}) {
+        EXPECT_EQ(chosen(op + ":" + type + ":cuda:n90d132:" + kind),
+                  type == "f32" ? "cuda-plain" : "cuda-padded");
+      }
+      EXPECT_EQ(chosen(op + ":" + type + ":cuda:n90d132:lln:causal"),
+                type == "bf16" ? "cuda-padded" : "cuda-plain");
     }
   }
 }
@@ -134,7 +137,12 @@ TEST_F(CudaPadded, EveryFamilyKnowsOfIt) {
       }
     }
     for (const std::string type : {"bf16", "f16"}) {
-      expect_every_family(make_case(op + ":" + type + ":cpu:b1h2k1n70d251v40:lln"), seen);
+      for (const std::string kind : {"lln", "diag32", "lln+diag32"}) {
+        expect_every_family(make_case(op + ":" + type + ":cpu:b1h2k1n70d251v40:" + kind), seen);
+      }
+    }
+    for (const std::string kind : {"lln", "lln+diag32"}) {
+      expect_every_family(make_case(op + ":bf16:cpu:b1h2k1n300d251v40:" + kind + ":causal"), seen);
     }
     // Several pieces of a walk.
     expect_every_family(make_case(op + ":bf16:cpu:b1h1n4200d11v8:lln:causal"), seen);

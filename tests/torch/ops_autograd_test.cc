@@ -234,17 +234,16 @@ TEST(Autograd, NothingOfTheLengthIsKeptBesidesTheArguments) {
 
 // Begun before the backward pass or not, and in a second one, for which nothing is remembered.
 TEST(Autograd, AStateThatIsMadeAgainChangesNothing) {
-  AttentionCall with_block, masked, packed, learned;
+  AttentionCall with_block, masked, learned;
   with_block.diag_block = 16;
   masked.key_mask = at::arange(150).unsqueeze(0).lt(at::tensor({150, 93}).unsqueeze(1));
-  packed.cu_seqlens = at::tensor({0, 70, 70, 150}, at::kInt);
-  learned.alpha = random_leaf({4}).detach().abs().requires_grad_();
-  for (const AttentionCall& given : {AttentionCall{}, with_block, masked, packed, learned}) {
-    const std::int64_t batch = given.cu_seqlens.defined() ? 1 : 2;
-    const at::Tensor q = random_leaf({batch, 4, 150, 16}), k = random_leaf({batch, 2, 150, 16});
-    const at::Tensor v = random_leaf({batch, 2, 150, 8}), g = at::randn({batch, 4, 150, 8});
+  learned.alpha = (at::rand({4}) + 0.5).requires_grad_();
+  learned.beta = (at::rand({2}) + 0.5).requires_grad_();
+  for (const AttentionCall& given : {AttentionCall{}, with_block, masked, learned}) {
+    const at::Tensor q = random_leaf({2, 4, 150, 16}), k = random_leaf({2, 2, 150, 16});
+    const at::Tensor v = random_leaf({2, 2, 150, 8}), g = at::randn({2, 4, 150, 8});
     std::vector<at::Tensor> leaves{q, k, v};
-    if (given.alpha.defined()) leaves.push_back(given.alpha);
+    if (given.alpha.defined()) leaves.insert(leaves.end(), {given.alpha, given.beta});
     const auto gradients = [&](const at::Tensor& o) {
       return torch::autograd::grad({o}, leaves, {g}, /*retain_graph=*/true);
     };
@@ -282,17 +281,32 @@ TEST(Autograd, AStateThatIsMadeAgainIsNotKept) {
   EXPECT_LT(kept(true), kState / 4);
 }
 
-TEST(Autograd, ACallWithoutAStateMakesNoneAgain) {
+TEST(Autograd, ACallThatCannotMakeItsStateAgainIsRefused) {
   const at::Tensor q = random_leaf({1, 2, 32, 8});
-  AttentionCall causal = unmatched(), near = unmatched();
+  AttentionCall causal = unmatched(), near = unmatched(), packed = unmatched();
   causal.causal = true;
   near.diag_block = 8;
   near.fixed_mix = 0;
-  for (AttentionCall* call : {&causal, &near}) {
+  packed.cu_seqlens = at::tensor({0, 10, 32}, at::kInt);
+  for (AttentionCall* call : {&causal, &near, &packed}) {
     call->state_again = std::make_shared<StateAgain>();
     EXPECT_EQ(error_of([&] { attention(q, q, q, *call); }).text,
-              "state_again is for bidirectional calls with LLN: others keep no state");
+              "state_again is for bidirectional calls with LLN whose sequences are not packed");
   }
+}
+
+// Begun for a gradient that then leads elsewhere.
+TEST(Autograd, AStateThatNobodyTakesIsLeft) {
+  const at::Tensor q = random_leaf({1, 2, 32, 8}), weight = random_leaf({8});
+  AttentionCall call = unmatched();
+  call.state_again = std::make_shared<StateAgain>();
+  const at::Tensor o = attention(q, q, q, call), y = o * weight;
+  y.register_hook([again = call.state_again](const at::Tensor&) { again->begin(); });
+  const auto alone = torch::autograd::grad({y.sum()}, {weight}, {}, /*retain_graph=*/true);
+  EXPECT_TRUE(at::allclose(alone[0], o.detach().sum({0, 1, 2})));
+  const auto found = torch::autograd::grad({y.sum()}, {q});
+  const at::Tensor plain = attention(q, q, q, unmatched()) * weight;
+  EXPECT_TRUE(at::equal(found[0], torch::autograd::grad({plain.sum()}, {q})[0]));
 }
 
 TEST(Autograd, ArgumentsThatWereChangedAreRefused) {
