@@ -232,7 +232,8 @@ TEST(Autograd, NothingOfTheLengthIsKeptBesidesTheArguments) {
   }
 }
 
-// Begun before the backward pass or not, and in a second one, for which nothing is remembered.
+// Begun before the backward pass the state has the bits of the one that is kept. Without that, and
+// in a second pass, for which nothing is remembered, the pass sums the keys in an order of its own.
 TEST(Autograd, AStateThatIsMadeAgainChangesNothing) {
   AttentionCall with_block, masked, learned;
   with_block.diag_block = 16;
@@ -258,7 +259,12 @@ TEST(Autograd, AStateThatIsMadeAgainChangesNothing) {
         if (begun) call.state_again->begin();
         const auto found_gradients = gradients(found);
         for (std::size_t i = 0; i < leaves.size(); ++i) {
-          EXPECT_TRUE(at::equal(found_gradients[i], expected_gradients[i])) << i << begun << pass;
+          if (begun && pass == 0) {
+            EXPECT_TRUE(at::equal(found_gradients[i], expected_gradients[i])) << i;
+          } else {
+            const double off = (found_gradients[i] - expected_gradients[i]).norm().item<double>();
+            EXPECT_LE(off, 1e-5 * expected_gradients[i].norm().item<double>()) << i;
+          }
         }
       }
     }

@@ -21,6 +21,7 @@
 #include "lln_torch/train/json_lines.h"
 #include "lln_torch/train/not_finite.h"
 #include "lln_torch/train/prefetch.h"
+#include "lln_torch/train/run_model.h"
 #include "lln_torch/train/trainer.h"
 
 namespace lln_torch {
