@@ -253,7 +253,8 @@ class Check(unittest.TestCase):
         self.assertCountEqual(cases(), sum(slices, []))
         self.assertEqual(len(set(map(tuple, slices))), 3)
         for text in ("3/3", "1", "a/2", "1/2x", "-1/2", "/"):
-            self.assert_error(2, "usage", "check", f"--slice={text}")
+            said = lln("check", f"--slice={text}", expect=2).stderr
+            self.assertIn(f"unknown slice '{text}': expected I/N", said)
 
 
 class Demo(unittest.TestCase):
