@@ -1,5 +1,5 @@
 // Work beside the work of the current stream, where a device can do both at a time: calls that are
-// too short to fill it. It pays where the host is not what the device waits for, as in CUDA graphs.
+// too short to fill it. For where the host is not what the device waits for, as in CUDA graphs.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
