@@ -115,9 +115,9 @@ class Copies {
 // Enough copies of the problem's data that the next call finds nothing of it in a cache.
 class Sets {
  public:
-  Sets(const Problem& problem, DeviceTensors& memory, const Exec& exec, bool matched) {
+  Sets(const Problem& problem, DeviceTensors& memory, const Exec& exec, const Manner& manner) {
     const auto add = [&] {
-      sets_.push_back(std::make_unique<ProblemData>(problem, memory, exec, matched));
+      sets_.push_back(std::make_unique<ProblemData>(problem, memory, exec, manner));
     };
     const std::size_t before = memory.bytes();
     add();
@@ -213,7 +213,7 @@ Result measure_on_device(const Problem& problem, double seconds, const Manner& m
   result.manner = manner;
   DeviceTensors memory(problem.device);
   Copies copies(memory, stream.get());
-  Sets sets(problem, memory, exec, manner.matched);
+  Sets sets(problem, memory, exec, manner);
   result.workspace_bytes = sets.workspace_bytes();
   stream.wait();
   Work work(sets, stream, manner.graph);

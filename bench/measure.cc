@@ -62,6 +62,13 @@ void check_measurable(const Problem& problem, Parallel& threads, const Manner& m
                             "exp features alone",
                             to_string(problem)));
   }
+  if (manner.parameters &&
+      ((problem.op != Op::backward && problem.op != Op::train) || !problem.has_lln())) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{}: gradients of alpha, beta and mix are those of backward and train "
+                            "of LLN and LLN+Diag",
+                            to_string(problem)));
+  }
 }
 
 Result measure(const Problem& problem, Parallel& threads, double seconds, double bandwidth,
@@ -78,7 +85,7 @@ Result measure(const Problem& problem, Parallel& threads, double seconds, double
   HostMemory memory(threads);
   result.workspace_bytes = workspace_bytes(problem, exec);
   exec.workspace = memory.zeros(result.workspace_bytes);
-  ProblemData data(problem, memory, exec, manner.matched);
+  ProblemData data(problem, memory, exec, manner);
   const double call_seconds = warm_up(data);
   // As long as a batch: on a busy machine both then lose as many time slices to others.
   const double peak_seconds = std::clamp(call_seconds, kBatchSeconds, kMostPeakSeconds);

@@ -21,7 +21,7 @@ DType parameter_type(const Problem& p) { return p.dtype == DType::f64 ? DType::f
 }  // namespace
 
 ProblemData::ProblemData(const Problem& problem, TensorMemory& memory, const Exec& exec,
-                         bool matched)
+                         const Manner& manner)
     : problem_(problem), exec_(exec) {
   options_.kind = problem.kind;
   if (problem.has_diag()) options_.diag_block = problem.diag_block;
@@ -32,7 +32,8 @@ ProblemData::ProblemData(const Problem& problem, TensorMemory& memory, const Exe
   make_lengths(memory);
   make_outputs(memory);
   if (problem.op == Op::append || problem.op == Op::step) make_state(memory);
-  if (matched) make_matching(memory);
+  if (manner.matched) make_matching(memory);
+  if (manner.parameters) make_parameter_gradients(memory);
   if (problem.op == Op::backward) {  // leaves what the backward takes from it
     exec_.workspace = {};            // which is as long as the backward needs it
     forward();
@@ -143,6 +144,18 @@ void ProblemData::make_matching(TensorMemory& memory) {
   in_.beta = scales_.beta;
   matching_exec_ = exec_;
   matching_exec_.workspace = memory.zeros(matching_workspace_bytes(pair_));
+}
+
+// Of one alpha, beta and mix for each head.
+void ProblemData::make_parameter_gradients(TensorMemory& memory) {
+  const Problem& p = problem_;
+  if (!p.has_lln()) return;
+  grads_.dalpha = memory.zeros(parameter_type(p), in_.alpha.shape);
+  grads_.dbeta = memory.zeros(parameter_type(p), in_.beta.shape);
+  if (!p.has_diag()) return;
+  const std::vector<float> halves(static_cast<std::size_t>(p.heads), 0.5F);
+  in_.mix = memory.numbers(parameter_type(p), {1, p.heads, 1, 1}, halves);
+  grads_.dmix = memory.zeros(parameter_type(p), in_.mix.shape);
 }
 
 void ProblemData::make_outputs(TensorMemory& memory) {

@@ -15,9 +15,10 @@ namespace lln::bench {
 
 // How a problem is called.
 struct Manner {
-  bool matched = false;  // alpha and beta are matched to q and k before every forward
-  bool graph = false;    // on a device: inside a CUDA graph
-  std::string kernel;    // this one; empty: the first that takes the problem
+  bool matched = false;     // alpha and beta are matched to q and k before every forward
+  bool parameters = false;  // backward passes give the gradients of alpha, beta and mix, too
+  bool graph = false;       // on a device: inside a CUDA graph
+  std::string kernel;       // this one; empty: the first that takes the problem
 };
 
 class ProblemData {
@@ -25,7 +26,8 @@ class ProblemData {
   // The keys of `masked` are all but a few at the end and the sequences of `packed` equally long:
   // the problem's cost is then that of the data. Calls are carried out as `exec` says, whose
   // workspace is large enough, or with one that is given later.
-  ProblemData(const Problem& problem, TensorMemory& memory, const Exec& exec, bool matched = false);
+  ProblemData(const Problem& problem, TensorMemory& memory, const Exec& exec,
+              const Manner& manner = {});
   ProblemData(const ProblemData&) = delete;
   ProblemData& operator=(const ProblemData&) = delete;
 
@@ -41,6 +43,7 @@ class ProblemData {
   void make_inputs(TensorMemory& memory);
   void make_lengths(TensorMemory& memory);
   void make_outputs(TensorMemory& memory);
+  void make_parameter_gradients(TensorMemory& memory);
   void make_state(TensorMemory& memory);
   void make_matching(TensorMemory& memory);
   void forward();

@@ -190,6 +190,7 @@ Json to_json(const Report& report) {
     if (r.first_ms > 0) results.back()["first_ms"] = r.first_ms;
     if (r.manner.graph) results.back()["graph"] = true;
     if (r.manner.matched) results.back()["matched"] = true;
+    if (r.manner.parameters) results.back()["parameters"] = true;
   }
   return {{"machine", machine_json(report)}, {"results", results}};
 }
@@ -272,6 +273,8 @@ Verb add_bench(CLI::App& program) {
                       "Force a kernel, for all problems; lln info lists them");
   command->add_flag("--matched", request->manner.matched,
                     "Match alpha and beta to q and k, per sequence and head, in every call");
+  command->add_flag("--parameters", request->manner.parameters,
+                    "Backward passes give the gradients of alpha, beta and mix, too");
   command->add_flag("--graph", request->manner.graph,
                     "On cuda: time calls inside a CUDA graph, without launching each");
   add_threads_option(*command, request->threads);

@@ -88,5 +88,8 @@ void add_wide_diag_cases(Table& table);
 void add_wide_causal_cases(Table& table);
 // dim and dim_v that are no multiples of 8 (conformance/padded_cases.cc).
 void add_padded_cases(Table& table);
+// LLN+Diag in two calls, and gradients of parameters beside kernels for tensor cores
+// (conformance/parts_cases.cc).
+void add_parts_cases(Table& table);
 
 }  // namespace lln::conformance

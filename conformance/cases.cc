@@ -414,6 +414,7 @@ std::vector<Case> cases() {
   add_wide_diag_cases(table);
   add_wide_causal_cases(table);
   add_padded_cases(table);
+  add_parts_cases(table);
   return std::move(table.cases);
 }
 

@@ -115,7 +115,7 @@ CaseResult skipped(const std::string& kernel, const std::string& why) {
 
 bool uses_tensor_cores(const std::string& kernel) {
   return kernel.starts_with("cuda-tiled") || kernel.starts_with("cuda-sm90") ||
-         kernel == "cuda-padded";
+         kernel == "cuda-padded" || kernel == "cuda-parts";
 }
 
 // Whether products have operands of the tensors' type.
@@ -124,18 +124,23 @@ bool has_narrow_operands(const Problem& p, const std::string& kernel) {
          (uses_tensor_cores(kernel) || kernel == "cpu-avx512-bf16");
 }
 
-// Gradients of weights sum g x over a part x of o that was stored in 16 bits (tensor cores) or made
-// of weights rounded to bf16 (cpu-avx512-bf16). Where the result is one number, the error of the
-// plain evaluation is one sample, which bounds nothing: hence a term for so many roundings.
+// Gradients of weights sum g x over a part x of o, and those of scales q dq, where x and dq were
+// stored in 16 bits (tensor cores) or made of weights rounded to bf16 (cpu-avx512-bf16). Where the
+// result is one number, the error of the plain evaluation is one sample, which bounds nothing:
+// hence a term for so many roundings.
 double rounded_terms(const Case& c, const std::string& kernel, const TensorSet::Entry& entry) {
   const Problem& p = c.problem;
-  if (!c.weight_gradients || !has_narrow_operands(p, kernel) ||
-      (entry.name != "dmix" && !entry.name.ends_with("_weight"))) {
-    return 0;
+  if (!has_narrow_operands(p, kernel)) return 0;
+  double terms = 0;
+  if (entry.name == "dalpha") {
+    terms = static_cast<double>(p.batch * p.heads * p.tokens * p.dim);
+  } else if (entry.name == "dbeta") {
+    terms = static_cast<double>(p.batch * p.heads_k * p.tokens_k * p.dim);
+  } else if (entry.name == "dmix" || entry.name.ends_with("_weight")) {
+    terms = static_cast<double>(p.batch * p.heads * p.tokens * p.dim_v);
   }
-  double elements = 1;
-  for (const std::int64_t size : entry.tensor.shape()) elements *= static_cast<double>(size);
-  return static_cast<double>(p.batch * p.heads * p.tokens * p.dim_v) / elements;
+  for (const std::int64_t size : entry.tensor.shape()) terms /= static_cast<double>(size);
+  return terms;
 }
 
 CaseResult judge(const Case& c, const Inputs& in, const Truth& truth, TensorSet& saved,

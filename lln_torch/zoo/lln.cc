@@ -275,21 +275,13 @@ Tensor LlnAttention::attend(const Tensor& q, const Tensor& k, const Tensor& v,
   return (once + share * (once - twice)).to(once.scalar_type());
 }
 
-bool LlnAttention::trains_on_device(const Tensor& x, const Context& context) {
-  return x.is_cuda() && context.pieces == nullptr && at::GradMode::is_enabled();
-}
-
 bool LlnAttention::features_outside(const Tensor& q, const Context& context) const {
   return feature_ != "exp" && q.is_cuda() && q.element_size() == 2 && context.pieces == nullptr;
 }
 
-bool LlnAttention::scales_outside(const Tensor& x, const Context& context) const {
-  return matching_ == "learned" && trains_on_device(x, context);
-}
-
-bool LlnAttention::weights_outside(const Tensor& x, const Context& context) const {
-  const bool by_channel = diag() == "learned" || diag() == "scales";
-  return by_channel && config().causal && trains_on_device(x, context);
+bool LlnAttention::scales_outside(const Tensor& q, const Context& context) const {
+  return matching_ == "learned" && q.is_cuda() && q.scalar_type() == at::kHalf &&
+         context.pieces == nullptr && at::GradMode::is_enabled();
 }
 
 LlnAttention::Beside LlnAttention::begin_beside(const Projected& projected, const Tensor& key_mask,
@@ -320,8 +312,7 @@ LlnAttention::Beside LlnAttention::begin_beside(const Projected& projected, cons
 Tensor LlnAttention::attend_both(const Projected& projected, const Beside& beside, const Tensor& x,
                                  const Tensor& key_mask, Context& context) {
   // Diag is of q and k as they are.
-  if (varied() || features_outside(projected.q, context) || scales_outside(x, context) ||
-      weights_outside(x, context)) {
+  if (varied() || features_outside(projected.q, context) || scales_outside(projected.q, context)) {
     return ProjectedAttention::attend_both(projected, beside, x, key_mask, context);
   }
   AttentionCall both = call(key_mask);

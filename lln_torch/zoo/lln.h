@@ -62,14 +62,10 @@ class LlnAttention : public ProjectedAttention {
   bool varied() const;
   // q and k as the map takes them.
   Projected mapped(const Projected& projected, const Tensor& key_mask) const;
-  // Whether gradients of scales, and of weights by channel where causal, are torch's affair: on
-  // CUDA devices the core has them in its plain kernels (weights in f16 apart), and calls without
-  // them run on tensor cores.
-  static bool trains_on_device(const Tensor& x, const Context& context);
   // Whether the map is torch's affair (log_features.h): its kernels on CUDA devices are plain ones.
   bool features_outside(const Tensor& q, const Context& context) const;
-  bool scales_outside(const Tensor& x, const Context& context) const;
-  bool weights_outside(const Tensor& x, const Context& context) const;
+  // Whether gradients of scales are: in f16 the core has them in its plain kernels on CUDA devices.
+  bool scales_outside(const Tensor& q, const Context& context) const;
   // Whether alpha and beta come from q and k of the call.
   bool matches_each_call() const;
   // All of a call but the weights of the two parts.

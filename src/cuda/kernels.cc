@@ -7,6 +7,7 @@
 
 #include "cuda/decode.h"
 #include "cuda/padded.h"
+#include "cuda/parts.h"
 #include "cuda/plain.h"
 #include "cuda/sm90/diag.h"
 #include "cuda/sm90/sm90.h"
@@ -40,6 +41,7 @@ std::vector<Kernel> cuda_forward_kernels() {
   add(list, cuda::tiled_diag_forward_kernels());
   add(list, cuda::tiled_f32_diag_forward_kernels());
   add(list, cuda::padded_forward_kernels());
+  add(list, cuda::parts_forward_kernels());
   add(list, cuda::plain_forward_kernels());
   return list;
 }
@@ -56,6 +58,7 @@ std::vector<Kernel> cuda_backward_kernels() {
   add(list, cuda::tiled_diag_backward_kernels());
   add(list, cuda::tiled_f32_diag_backward_kernels());
   add(list, cuda::padded_backward_kernels());
+  add(list, cuda::parts_backward_kernels());
   add(list, cuda::plain_backward_kernels());
   return list;
 }

@@ -8,8 +8,8 @@
 #include <algorithm>
 
 #include "cuda/padded_copy.h"
+#include "cuda/scale_gradients.h"
 #include "cuda/tiled_plan.h"
-#include "cuda/weight_gradients.h"
 
 namespace lln::cuda {
 namespace {
@@ -55,11 +55,8 @@ std::string refusal(const Problem& p) {
   return "no kernel takes " + to_string(whole) + ": " + refusals;
 }
 
-// Whether the padded call has kernels for tensor cores.
-bool takes(const Call& call) {
-  if (call.grads.dalpha.given() || call.grads.dbeta.given()) return false;
-  return call.problem.dtype != DType::f32 || !wants_weights(call);
-}
+// Gradients of scales are sums over the tensors as they are, those of weights over the copies.
+bool is_plain(const Call& call) { return wants_scales(call) && !has_scales(call.problem); }
 
 // A call on padded tensors in scratch memory, and the copies before and after it.
 class PaddedCall {
@@ -183,19 +180,25 @@ std::size_t copy_bytes(const Problem& p) {
 
 std::size_t bytes(const Problem& p, int workers) {
   const Problem whole = padded(p);
-  return std::max(copy_bytes(p) + kernel_for(whole)->workspace_bytes(whole, workers),
+  const std::size_t own = copy_bytes(p) + kernel_for(whole)->workspace_bytes(whole, workers);
+  const bool scales = p.op == Op::backward && p.has_lln();
+  return std::max(scales && has_scales(p) ? bytes_with_scales(p, own, workers) : own,
                   plain_kernel(p.op).workspace_bytes(p, workers));
 }
 
 std::size_t call_bytes(const Call& call, int workers) {
-  if (!takes(call)) return plain_kernel(call.problem.op).workspace_bytes(call.problem, workers);
+  const Problem& p = call.problem;
+  if (is_plain(call)) return plain_kernel(p.op).workspace_bytes(p, workers);
   // Addresses are looked at, not what is there; those of scratch memory are multiples of 256.
-  const PaddedCall whole(call, nullptr);
-  return whole.bytes() + kernel_for(whole.call().problem)->bytes_of_call(whole.call(), workers);
+  const PaddedCall whole(without_scales(call), nullptr);
+  const std::size_t own =
+      whole.bytes() + kernel_for(whole.call().problem)->bytes_of_call(whole.call(), workers);
+  return wants_scales(call) ? bytes_with_scales(p, own, workers) : own;
 }
 
 void run(const Call& call) {
-  if (!takes(call)) return plain_kernel(call.problem.op).run(call);
+  if (is_plain(call)) return plain_kernel(call.problem.op).run(call);
+  if (wants_scales(call)) return run_with_scales(call, run);
   const PaddedCall whole(call, call.workspace);
   whole.copy_inputs();
   kernel_for(whole.call().problem)->run(whole.call());

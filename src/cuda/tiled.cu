@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "cuda/parameter_gradients.h"
 #include "cuda/tiled_plan.h"
 
 namespace lln::cuda {
@@ -25,6 +26,7 @@ std::string refusal(const Problem& p) {
 
 void run(const Call& call) {
   const Problem& p = call.problem;
+  if (parameters_apart(call, tiled_takes)) return run_with_parameters(call, run);
   if (!tiled_takes(call)) return run_plain(call);
   const TiledWork work = prepare_tiled(call);
   const TiledLaunches& launches = p.dtype == DType::bf16 ? kTiledBf16 : kTiledF16;

@@ -4,21 +4,30 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/tiled_causal.h"
 
+#include <algorithm>
+
+#include "cuda/parameter_gradients.h"
+#include "cuda/parts.h"
 #include "cuda/sm90/causal.h"
 #include "cuda/tiled_causal_plan.h"
 #include "cuda/tiled_plan.h"
-#include "cuda/weight_gradients.h"
 
 namespace lln::cuda {
 namespace {
 
 bool by_channel(const ConstView& weight) { return weight.given() && weight.shape[3] > 1; }
 
-bool takes(const Call& call) {
-  if (!tiled_takes(call)) return false;
+// The backward walks have one weight for each row of a part.
+bool has_row_weights(const Call& call) {
   if (call.problem.op != Op::backward || !call.problem.has_diag()) return true;
   return !by_channel(call.in.mix) && !by_channel(call.in.lln_weight) &&
          !by_channel(call.in.diag_weight);
+}
+
+bool takes(const Call& call) { return tiled_takes(call) && has_row_weights(call); }
+
+bool needs_parts(const Call& call) {
+  return !has_row_weights(call) && tiled_takes(without_parameters(call));
 }
 
 std::size_t own_bytes(const Problem& p, int workers) {
@@ -26,24 +35,22 @@ std::size_t own_bytes(const Problem& p, int workers) {
 }
 
 std::size_t bytes(const Problem& p, int workers) {
-  const std::size_t own = own_bytes(p, workers);
-  const bool weights = p.op == Op::backward && p.kind == Kind::lln_diag;
-  return weights ? bytes_with_weights(p, own, workers) : own;
-}
-
-bool takes_without_weights(const Call& call) {
-  return wants_weights(call) && takes(without_weights(call));
+  const std::size_t own = bytes_with_parameters(p, own_bytes(p, workers), workers);
+  const bool parts = p.op == Op::backward && p.has_diag();
+  return parts ? std::max(own, parts_bytes(p, workers)) : own;
 }
 
 std::size_t call_bytes(const Call& call, int workers) {
+  if (needs_parts(call)) return parts_bytes(call.problem, workers);
   const std::size_t own = own_bytes(call.problem, workers);
-  return takes_without_weights(call) ? bytes_with_weights(call.problem, own, workers) : own;
+  return parameters_apart(call, takes) ? bytes_with_parameters(call, own, workers) : own;
 }
 
 template <CausalLaunch kForward, CausalLaunch kBackward>
 void run(const Call& call) {
   const Problem& p = call.problem;
-  if (takes_without_weights(call)) return run_with_weights(call, run<kForward, kBackward>);
+  if (needs_parts(call)) return run_parts(call);
+  if (parameters_apart(call, takes)) return run_with_parameters(call, run<kForward, kBackward>);
   if (!takes(call)) return run_plain(call);
   const CausalWork work = prepare_causal(call);
   (p.op == Op::forward ? kForward : kBackward)(work.causal, work.plan);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cuda/launch.h"
+#include "cuda/parameter_gradients.h"
 #include "cuda/tiled_f32.cuh"
 #include "cuda/tiled_f32_keys_backward.cuh"
 #include "cuda/tiled_f32_rows_backward.cuh"
@@ -78,6 +79,7 @@ void launch_all(Op op, const TiledWork& work) {
 }
 
 void run(const Call& call) {
+  if (parameters_apart(call, tiled_takes)) return run_with_parameters(call, run);
   if (!tiled_takes(call)) return run_plain(call);
   launch_float_lln(call.problem.op, prepare_tiled(call));
 }

@@ -8,10 +8,10 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "cuda/parameter_gradients.h"
 #include "cuda/tiled_diag.h"
 #include "cuda/tiled_f32_causal_launch.cuh"
 #include "cuda/tiled_f32_diag.h"
-#include "cuda/weight_gradients.h"
 
 namespace lln::cuda {
 namespace {
@@ -51,19 +51,17 @@ std::size_t own_bytes(const Problem& p, int workers) {
 }
 
 std::size_t bytes(const Problem& p, int workers) {
-  const std::size_t own = own_bytes(p, workers);
-  const bool weights = p.op == Op::backward && p.kind == Kind::lln_diag && p.dtype == DType::f16;
-  return weights ? bytes_with_weights(p, own, workers) : own;
+  return bytes_with_parameters(p, own_bytes(p, workers), workers);
 }
 
 std::size_t call_bytes(const Call& call, int workers) {
   const std::size_t own = own_bytes(call.problem, workers);
-  return weights_apart(call) ? bytes_with_weights(call.problem, own, workers) : own;
+  return parameters_apart(call, tiled_takes) ? bytes_with_parameters(call, own, workers) : own;
 }
 
 void run(const Call& call) {
   const Problem& p = call.problem;
-  if (weights_apart(call)) return run_with_weights(call, run);
+  if (parameters_apart(call, tiled_takes)) return run_with_parameters(call, run);
   if (!tiled_takes(call)) return run_plain(call);
   const CausalWork work = prepare_causal(call);
   const auto launch_walks = p.dtype == DType::f32 ? launch_float_causal<float> : launch_f16_causal;

@@ -118,10 +118,10 @@ __global__ void __launch_bounds__(2 * kDim, 128 / kDim)
         write_split_state<Shape::kParts>(tiles.sums, tiles.mass, sums);
       }
       __syncthreads();
-      const bool last = head + 1 == group;
-      if (!last || row >= kFloatChunk) {
-        rows.load(causal, piece, piece.head + (last ? 0 : head + 1), last ? row - kFloatChunk : row,
-                  part.slice);
+      const bool last_head = head + 1 == group;
+      if (!last_head || row >= kFloatChunk) {
+        rows.load(causal, piece, piece.head + (last_head ? 0 : head + 1),
+                  last_head ? row - kFloatChunk : row, part.slice);
       }
       if (head == 0) tiles.add_rows_behind(du, dv_acc, part);
       tiles.write_pairs(part);

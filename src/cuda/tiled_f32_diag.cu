@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "cuda/launch.h"
+#include "cuda/parameter_gradients.h"
 #include "cuda/tiled_f32.h"
 #include "cuda/tiled_f32_diag.cuh"
 #include "cuda/tiled_f32_diag_backward.cuh"
@@ -73,6 +74,7 @@ void launch_of_width(const Problem& p, const TiledWork& work) {
 
 void run(const Call& call) {
   const Problem& p = call.problem;
+  if (parameters_apart(call, tiled_takes)) return run_with_parameters(call, run);
   if (!tiled_takes(call)) return run_plain(call);
   TiledWork work = prepare_tiled(call);
   if (p.has_lln()) launch_float_lln(p.op, work);

@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "cuda/device.h"
+#include "cuda/parameter_gradients.h"
 #include "cuda/plain.h"
-#include "cuda/weight_gradients.h"
 
 namespace lln::cuda {
 namespace {
@@ -184,11 +184,6 @@ bool tiled_takes(const Call& call) {
   return true;
 }
 
-bool weights_apart(const Call& call) {
-  return call.problem.dtype != DType::f32 && wants_weights(call) &&
-         tiled_takes(without_weights(call));
-}
-
 const Kernel& plain_kernel(Op op) {
   static const std::vector<Kernel> forward = plain_forward_kernels();
   static const std::vector<Kernel> backward = plain_backward_kernels();
@@ -220,16 +215,15 @@ void run_plain(const Call& call) { plain_kernel(call.problem.op).run(without_pad
 
 std::size_t tiled_bytes(const Problem& p, int workers) {
   const std::size_t own = lay_out(p, true, nullptr).bytes;
-  const std::size_t most = std::max(own, plain_kernel(p.op).workspace_bytes(p, workers));
-  const bool weights = p.op == Op::backward && p.kind == Kind::lln_diag && p.dtype != DType::f32;
-  return weights ? std::max(most, bytes_with_weights(p, own, workers)) : most;
+  return std::max(bytes_with_parameters(p, own, workers),
+                  plain_kernel(p.op).workspace_bytes(p, workers));
 }
 
 std::size_t tiled_call_bytes(const Call& call, int workers) {
   const Problem& p = call.problem;
   const std::size_t own = lay_out(p, !state_of(call).key_lse.given(), nullptr).bytes;
   if (tiled_takes(call)) return own;
-  if (weights_apart(call)) return bytes_with_weights(p, own, workers);
+  if (parameters_apart(call, tiled_takes)) return bytes_with_parameters(call, own, workers);
   return plain_kernel(p.op).workspace_bytes(p, workers);
 }
 

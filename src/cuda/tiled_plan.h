@@ -52,11 +52,9 @@ bool lacks_shared_memory(const Problem& p, int bytes);
 
 // Whether the rows of a tensor begin at multiples of 16 bytes.
 bool has_whole_pieces(const ConstView& view);
-// Whether the tensors are aligned and no gradient of a parameter is asked for.
+// Whether the tensors are aligned and no gradient of a parameter is asked for: those are for
+// parameter_gradients.h.
 bool tiled_takes(const Call& call);
-// Whether they would be but for the gradients of weights, which weight_gradients.h has for 16-bit
-// tensors.
-bool weights_apart(const Call& call);
 const Kernel& plain_kernel(Op op);
 // The same tensors without the channels that are padding: the plain kernels know nothing of it, and
 // need not, since they take rows of any length and distance.

@@ -8,6 +8,8 @@
 #include <algorithm>
 
 #include "cuda/launch.h"
+#include "cuda/parameter_gradients.h"
+#include "cuda/parts.h"
 #include "cuda/tiled_causal_plan.h"
 #include "cuda/tiled_diag.h"
 #include "cuda/tiled_plan.h"
@@ -16,7 +18,6 @@
 #include "cuda/tiled_wide_causal_keys.cuh"
 #include "cuda/tiled_wide_causal_rows.cuh"
 #include "cuda/tiled_wide_causal_sums.cuh"
-#include "cuda/weight_gradients.h"
 
 namespace lln::cuda {
 namespace {
@@ -70,14 +71,15 @@ std::size_t scratch_bytes(const Problem& p) {
 bool by_channel(const ConstView& weight) { return weight.given() && weight.shape[3] > 1; }
 
 // A gradient of o has one weight for each row.
-bool takes(const Call& call) {
-  if (!tiled_takes(call)) return false;
+bool has_row_weights(const Call& call) {
   if (call.problem.op != Op::backward || !call.problem.has_diag()) return true;
   return !by_channel(call.in.mix) && !by_channel(call.in.lln_weight);
 }
 
-bool takes_without_weights(const Call& call) {
-  return wants_weights(call) && takes(without_weights(call));
+bool takes(const Call& call) { return tiled_takes(call) && has_row_weights(call); }
+
+bool needs_parts(const Call& call) {
+  return !has_row_weights(call) && tiled_takes(without_parameters(call));
 }
 
 std::size_t own_bytes(const Problem& p, int workers) {
@@ -86,14 +88,15 @@ std::size_t own_bytes(const Problem& p, int workers) {
 }
 
 std::size_t bytes(const Problem& p, int workers) {
-  const std::size_t own = own_bytes(p, workers);
-  const bool weights = p.op == Op::backward && p.kind == Kind::lln_diag;
-  return weights ? bytes_with_weights(p, own, workers) : own;
+  const std::size_t own = bytes_with_parameters(p, own_bytes(p, workers), workers);
+  const bool parts = p.op == Op::backward && p.has_diag();
+  return parts ? std::max(own, parts_bytes(p, workers)) : own;
 }
 
 std::size_t call_bytes(const Call& call, int workers) {
+  if (needs_parts(call)) return parts_bytes(call.problem, workers);
   const std::size_t own = own_bytes(call.problem, workers);
-  return takes_without_weights(call) ? bytes_with_weights(call.problem, own, workers) : own;
+  return parameters_apart(call, takes) ? bytes_with_parameters(call, own, workers) : own;
 }
 
 CausalWork prepare(const Call& call, WideCausalCall& wide) {
@@ -168,7 +171,8 @@ void launch_lln(const Problem& p, const WideCausalCall& wide, const CausalPlan& 
 
 void run(const Call& call) {
   const Problem& p = call.problem;
-  if (takes_without_weights(call)) return run_with_weights(call, run);
+  if (needs_parts(call)) return run_parts(call);
+  if (parameters_apart(call, takes)) return run_with_parameters(call, run);
   if (!takes(call)) return run_plain(call);
   WideCausalCall wide;
   const CausalWork work = prepare(call, wide);

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "cuda/device_call.h"
 #include "cuda/launch.h"
-#include "cuda/mma.cuh"
+#include "cuda/parts.h"
+#include "cuda/row_pieces.cuh"
 #include "cuda/tiled_plan.h"
 #include "cuda/warp.cuh"
 
@@ -16,8 +16,8 @@ namespace {
 constexpr int kWarp = 32;
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
-constexpr int kRunRows = 256;  // of a block
-constexpr int kMostPairs = 4;  // of channels to a lane: 256 channels
+constexpr int kRunRows = 256;     // of a block
+constexpr int kMostChannels = 8;  // of a lane: 256 in all
 
 // The gradient of one weight, [1 or batch, 1 or heads, 1 or tokens, 1 or dim_v].
 struct WeightGradient {
@@ -42,47 +42,67 @@ struct PartDots {
   }
 };
 
-__device__ const std::uint32_t* row_of(const Rows& rows, std::int64_t b, std::int64_t h,
-                                       std::int64_t n) {
-  const auto* const data = static_cast<const std::uint16_t*>(rows.data);
-  return reinterpret_cast<const std::uint32_t*>(data + b * rows.batch + h * rows.head +
-                                                n * rows.token);
-}
+// Lane l has every kEach neighbouring channels in turn: two of a word where rows are whole pieces.
+template <class T, bool kWhole>
+struct LaneChannels {
+  static constexpr int kEach = kWhole && sizeof(T) == 2 ? 2 : 1;
+  static constexpr int kTurns = kMostChannels / kEach;
+  float x[kTurns][kEach] = {};
+
+  static __device__ int channel(int turn, int lane) { return (turn * kWarp + lane) * kEach; }
+
+  __device__ void load(const T* row, int lane, int channels) {
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) {
+      const int c = channel(i, lane);
+      if (c >= channels) continue;
+      if constexpr (kEach == 2) {
+        const float2 pair = unpack<T>(*reinterpret_cast<const std::uint32_t*>(row + c));
+        x[i][0] = pair.x;
+        x[i][1] = pair.y;
+      } else {
+        RowPiece<T, false> piece;
+        piece.load(row + c);
+        x[i][0] = piece.x[0];
+      }
+    }
+  }
+};
 
 // A warp takes a row; a block the rows of one run.
-template <class T>
+template <class T, bool kWhole>
 __global__ void __launch_bounds__(kThreads) dot_parts(const __grid_constant__ PartDots d) {
-  __shared__ float2 shared[kWarps][kMostPairs * kWarp];
+  using Channels = LaneChannels<T, kWhole>;
+  using Row = RowPiece<T, false>;
+  __shared__ float shared[kWarps][kMostChannels * kWarp];
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const std::int64_t run = blockIdx.x % d.runs, head = blockIdx.x / d.runs;
   const std::int64_t h = head % d.heads, b = head / d.heads;
   const std::int64_t end = min((run + 1) * kRunRows, d.tokens);
-  const int pairs = d.dim_v / 2;
-  float2 sums[kMostPairs] = {};
+  Channels sums;
   for (std::int64_t n = run * kRunRows + warp; n < end; n += kWarps) {
-    const std::uint32_t* const g = row_of(d.g, b, h, n);
-    const std::uint32_t* const part = row_of(d.part, b, h, n);
-    float2 x[kMostPairs] = {};
+    Channels x, y;
+    x.load(Row::at(d.part, b, h, n, 0), lane, d.dim_v);
     bool zero = true;
 #pragma unroll
-    for (int i = 0; i < kMostPairs; ++i) {
-      const int pair = lane + i * kWarp;
-      if (pair < pairs) x[i] = unpack<T>(part[pair]);
-      zero = zero && x[i].x == 0 && x[i].y == 0;
+    for (int i = 0; i < Channels::kTurns; ++i) {
+#pragma unroll
+      for (int e = 0; e < Channels::kEach; ++e) zero = zero && x.x[i][e] == 0;
     }
     // A row that sees no key is 0, whatever its gradient holds.
-    const bool seen = __any_sync(kAllLanes, !zero);
     float row = 0;
+    if (__any_sync(kAllLanes, !zero)) {
+      y.load(Row::at(d.g, b, h, n, 0), lane, d.dim_v);
 #pragma unroll
-    for (int i = 0; i < kMostPairs; ++i) {
-      const int pair = lane + i * kWarp;
-      if (pair >= pairs || !seen) continue;
-      const float2 y = unpack<T>(g[pair]);
-      const float2 both{y.x * x[i].x, y.y * x[i].y};
-      row += both.x + both.y;
-      sums[i].x += both.x;
-      sums[i].y += both.y;
+      for (int i = 0; i < Channels::kTurns; ++i) {
+#pragma unroll
+        for (int e = 0; e < Channels::kEach; ++e) {
+          const float both = y.x[i][e] * x.x[i][e];
+          row += both;
+          sums.x[i][e] += both;
+        }
+      }
     }
     if (!d.to.per_token) continue;
     row = warp_sum(row);
@@ -90,28 +110,43 @@ __global__ void __launch_bounds__(kThreads) dot_parts(const __grid_constant__ Pa
   }
   if (d.to.per_token) return;
 #pragma unroll
-  for (int i = 0; i < kMostPairs; ++i) shared[warp][lane + i * kWarp] = sums[i];
-  __syncthreads();
-  float2 total{0, 0};
-  for (int w = 0; w < kWarps && static_cast<int>(threadIdx.x) < pairs; ++w) {
-    total.x += shared[w][threadIdx.x].x;
-    total.y += shared[w][threadIdx.x].y;
+  for (int i = 0; i < Channels::kTurns; ++i) {
+#pragma unroll
+    for (int e = 0; e < Channels::kEach; ++e) {
+      shared[warp][Channels::channel(i, lane) + e] = sums.x[i][e];
+    }
   }
+  __syncthreads();
+  float total = 0;  // of the channel of this thread
+  for (int w = 0; w < kWarps; ++w) total += shared[w][threadIdx.x];
   float* const to = d.sums + std::int64_t{blockIdx.x} * d.to.channels;
   if (d.to.channels > 1) {
-    if (static_cast<int>(threadIdx.x) < pairs) reinterpret_cast<float2*>(to)[threadIdx.x] = total;
+    if (static_cast<int>(threadIdx.x) < d.dim_v) to[threadIdx.x] = total;
     return;
   }
-  const float channels = warp_sum(total.x + total.y);
+  const float channels = warp_sum(total);
   __syncthreads();  // all have read what is overwritten
-  if (lane == 0) shared[0][warp].x = channels;
+  if (lane == 0) shared[0][warp] = channels;
   __syncthreads();
   if (threadIdx.x != 0) return;
   float sum = 0;
-  for (int w = 0; w < kWarps; ++w) sum += shared[0][w].x;
+  for (int w = 0; w < kWarps; ++w) sum += shared[0][w];
   *to = sum;
 }
-static_assert(kThreads >= kMostPairs * kWarp, "a thread for every pair of channels");
+static_assert(kThreads == kMostChannels * kWarp, "a thread for every channel");
+
+using DotKernel = void (*)(PartDots);
+
+DotKernel dot_kernel(DType dtype, bool whole) {
+  switch (dtype) {
+    case DType::bf16:
+      return whole ? dot_parts<Bf16, true> : dot_parts<Bf16, false>;
+    case DType::f16:
+      return whole ? dot_parts<F16, true> : dot_parts<F16, false>;
+    default:
+      return dot_parts<float, false>;  // a lane reads 4 bytes either way
+  }
+}
 
 // One element of the gradient to a block: the sums of all runs that share the weight, in the order
 // of their places. There are fewer than blocks in a grid, so that 32 bits count them.
@@ -140,33 +175,21 @@ std::int64_t runs_of(const Problem& p) { return blocks_for(p.tokens, kRunRows); 
 
 struct WeightScratch {
   float* sums;
-  std::byte* part;  // [batch, heads, tokens, dim_v], 16-bit
+  std::byte* part;  // [batch, heads, tokens, dim_v], of the type of o
   std::byte* rest;
 };
 
 WeightScratch lay_out(const Problem& p, Layout& layout) {
-  const std::int64_t heads = p.batch * p.heads;
   WeightScratch scratch{};
-  scratch.sums = layout.take<float>(heads * runs_of(p) * p.dim_v);
-  scratch.part =
-      reinterpret_cast<std::byte*>(layout.take<std::uint16_t>(heads * p.tokens * p.dim_v));
+  scratch.sums = layout.take<float>(p.batch * p.heads * runs_of(p) * p.dim_v);
+  scratch.part = layout.take<std::byte>(scratch_bytes(p, p.heads, p.tokens, p.dim_v));
   scratch.rest = layout.take<std::byte>(0);
   return scratch;
 }
 
 Problem forward_of(Problem p, Kind kind) {
   p.op = Op::forward;
-  p.kind = kind;
-  if (kind == Kind::lln) p.diag_block = 0;
-  return p;
-}
-
-// The kernel that the call of a part would run on by itself; the plain one takes them all.
-const Kernel& kernel_for(const Problem& part) {
-  const auto all = kernels(Op::forward);
-  return *std::ranges::find_if(all, [&](const Kernel& kernel) {
-    return kernel.device == DeviceKind::cuda && kernel.refusal(part).empty();
-  });
+  return part_of(p, kind);
 }
 
 View gradient_of(const Call& call, Kind kind) {
@@ -176,18 +199,12 @@ View gradient_of(const Call& call, Kind kind) {
 }
 
 // The forward pass of one part, into `o`.
-void run_part(const Call& call, Kind kind, const View& o, std::byte* workspace) {
-  Call part = call;
-  part.problem = forward_of(call.problem, kind);
-  part.options.kind = kind;
-  part.in.mix = part.in.lln_weight = part.in.diag_weight = {};
-  if (kind == Kind::diag) part.in.alpha = part.in.beta = {};
-  part.grads = {};
-  part.out = {.o = o};
+void make_part(const Call& call, Kind kind, const View& o, std::byte* workspace) {
+  Call part = part_of(call, kind);
+  part.problem.op = Op::forward;
+  part.out.o = o;
   part.workspace = workspace;
-  const Kernel& kernel = kernel_for(part.problem);
-  if (kernel.name == plain_kernel(Op::forward).name) return run_plain(part);
-  kernel.run(part);
+  run_part(part);
 }
 
 void launch_dots(const Call& call, Kind kind, const View& o, float* sums) {
@@ -217,7 +234,8 @@ void launch_dots(const Call& call, Kind kind, const View& o, float* sums) {
   d.sign = mix && kind == Kind::diag ? -1 : 1;
   d.add = mix && kind == Kind::diag;
   const auto stream = static_cast<cudaStream_t>(call.stream);
-  launch("dot_parts", p.dtype == DType::bf16 ? dot_parts<Bf16> : dot_parts<F16>,
+  const bool whole = p.dim_v % 8 == 0 && has_whole_pieces(call.grads.g) && has_whole_pieces(o);
+  launch("dot_parts", dot_kernel(p.dtype, whole),
          LaunchShape{d.batches * d.heads * d.runs, kThreads, 0, stream}, d);
   if (d.to.per_token) return;
   launch("add_runs", add_runs, LaunchShape{d.to.heads * d.to.channels, kThreads, 0, stream}, d);
@@ -238,8 +256,7 @@ Call without_weights(const Call& call) {
 
 std::size_t bytes_with_weights(const Problem& p, std::size_t rest, int workers) {
   for (const Kind kind : {Kind::lln, Kind::diag}) {
-    const Problem part = forward_of(p, kind);
-    rest = std::max(rest, kernel_for(part).workspace_bytes(part, workers));
+    rest = std::max(rest, part_bytes(forward_of(p, kind), workers));
   }
   Layout layout(nullptr);
   lay_out(p, layout);
@@ -253,21 +270,16 @@ void run_with_weights(const Call& call, void (*run)(const Call&)) {
   Call rest = without_weights(call);
   rest.workspace = scratch.rest;
   run(rest);
-  const std::int64_t token = p.dim_v, head = p.tokens * token, batch = p.heads * head;
-  const View o{scratch.part,
-               p.dtype,
-               p.device,
-               {p.batch, p.heads, p.tokens, p.dim_v},
-               {batch, head, token, 1}};
+  const View o = scratch_like(call.grads.g, scratch.part);
   // Kernels write no row of sequences whose cumulative lengths are wrong.
   if (p.packed) {
-    const auto bytes = static_cast<std::size_t>(p.batch * batch) * size_of(p.dtype);
+    const auto bytes = static_cast<std::size_t>(scratch_bytes(p, p.heads, p.tokens, p.dim_v));
     check(cudaMemsetAsync(scratch.part, 0, bytes, static_cast<cudaStream_t>(call.stream)),
           "cudaMemsetAsync");
   }
   for (const Kind kind : {Kind::lln, Kind::diag}) {
     if (!gradient_of(call, kind).given()) continue;
-    run_part(call, kind, o, scratch.rest);
+    make_part(call, kind, o, scratch.rest);
     launch_dots(call, kind, o, scratch.sums);
   }
 }

@@ -15,7 +15,7 @@ Call without_weights(const Call& call);
 
 // Of run_with_weights(), where without_weights() needs `rest`.
 std::size_t bytes_with_weights(const Problem& p, std::size_t rest, int workers);
-// All of a call: `run` does what without_weights() leaves. 16-bit tensors, dim_v in multiples of 8.
+// All of a call: `run` does what without_weights() leaves.
 void run_with_weights(const Call& call, void (*run)(const Call&));
 
 }  // namespace lln::cuda

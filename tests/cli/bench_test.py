@@ -90,6 +90,14 @@ class Report(Scratch):
         report = json.loads(lln("bench", *problems, *FAST, "--json").stdout)
         self.assertEqual([r["problem"] for r in report["results"]], problems)
 
+    def test_parameters(self):
+        for kind in ("lln", "lln+diag16"):
+            problem = f"train:f32:cpu:h2n64d16:{kind}"
+            report = json.loads(lln("bench", problem, "--parameters", *FAST, "--json").stdout)
+            self.assertEqual(list(report["results"][0]), RESULT_KEYS + ["parameters"])
+        error = lln("bench", LLN, "--parameters", expect=3).stderr
+        self.assertIn("gradients of alpha, beta and mix are those of backward and train", error)
+
     def test_matched(self):
         report = json.loads(lln("bench", LLN, "--matched", *FAST, "--json").stdout)
         self.assertEqual(list(report["results"][0]), RESULT_KEYS + ["matched"])

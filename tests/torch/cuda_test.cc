@@ -295,8 +295,7 @@ TEST_P(ZooOnDevice, RunsUnderBf16Autocast) {
 INSTANTIATE_TEST_SUITE_P(All, ZooOnDevice, testing::ValuesIn(every_attention()),
                          [](const auto& made_case) { return name_of(made_case.param); });
 
-// Also weights and scales that learn; gradients of scales are torch's there and the core's on the
-// CPU.
+// Also weights and scales that learn.
 constexpr std::array kLlnVariants{
     "centred_keys=true", "wide=24",         "two_sided=true", "chain=\"contrast\"",
     "diag=\"learned\"",  "diag=\"scales\"", "diag=\"gate\"",  "matching=\"learned\""};
