@@ -94,6 +94,8 @@ class GpuCheck(unittest.TestCase):
             graph = path.stem == "h200-short"
             self.assertIn(f"--set bench/sets/{path.name}", recorded["command"])
             self.assertEqual("--graph" in recorded["command"], graph)
+            learned = path.stem == "h200-learned"
+            self.assertEqual("--parameters" in recorded["command"], learned)
             self.assertEqual(recorded["results"][0]["graph"], graph)
 
     def test_tests_that_skip_everything_have_not_passed(self):
