@@ -44,32 +44,15 @@ std::string refusal(const Problem& p) {
   return plain + " are both for " + plain_kernel(p.op).name;
 }
 
-// Forward the LLN part of o; backward g times the weight of a part, and the gradients of Diag.
-struct PartsScratch {
-  std::byte *rows, *dq, *dk, *dv;
-  std::byte* rest;
-};
-
-PartsScratch lay_out(const Problem& p, Layout& layout) {
-  PartsScratch scratch{};
-  const auto take = [&](std::int64_t heads, std::int64_t tokens, std::int64_t channels) {
-    return layout.take<std::byte>(scratch_bytes(p, heads, tokens, channels));
-  };
-  scratch.rows = take(p.heads, p.tokens, p.dim_v);
-  if (p.op == Op::backward) {
-    scratch.dq = take(p.heads, p.tokens, p.dim);
-    scratch.dk = take(p.heads_k, p.tokens_k, p.dim);
-    scratch.dv = take(p.heads_k, p.tokens_k, p.dim_v);
-  }
-  scratch.rest = layout.take<std::byte>(0);
-  return scratch;
+// Forward the LLN part of o, backward part_gradients().
+std::size_t tensor_bytes(const Problem& p) {
+  return p.op == Op::backward ? part_gradient_bytes(p)
+                              : scratch_bytes(p, p.heads, p.tokens, p.dim_v);
 }
 
 std::size_t own_bytes(const Problem& p, int workers) {
-  Layout layout(nullptr);
-  lay_out(p, layout);
-  return layout.bytes() + std::max(part_bytes(part_of(p, Kind::lln), workers),
-                                   part_bytes(part_of(p, Kind::diag), workers));
+  return tensor_bytes(p) + std::max(part_bytes(part_of(p, Kind::lln), workers),
+                                    part_bytes(part_of(p, Kind::diag), workers));
 }
 
 std::size_t call_bytes(const Call& call, int workers) {
@@ -85,10 +68,10 @@ void clear_packed(const Call& call, std::initializer_list<View> results) {
   zeros.launch("zero_rows", static_cast<cudaStream_t>(call.stream));
 }
 
-void forward(const Call& call, const PartsScratch& scratch, const DeviceCall& device) {
+void forward(const Call& call, const DeviceCall& device) {
   Call lln = part_of(call, Kind::lln), diag = part_of(call, Kind::diag);
-  lln.workspace = diag.workspace = scratch.rest;
-  lln.out = {.o = scratch_like(call.out.o, scratch.rows), .saved = call.out.saved};
+  lln.workspace = diag.workspace = call.workspace + tensor_bytes(call.problem);
+  lln.out = {.o = scratch_like(call.out.o, call.workspace), .saved = call.out.saved};
   diag.out.o = call.out.o;
   clear_packed(call, {lln.out.o, call.out.o});
   run_part(lln);
@@ -97,27 +80,23 @@ void forward(const Call& call, const PartsScratch& scratch, const DeviceCall& de
                       static_cast<cudaStream_t>(call.stream));
 }
 
-void backward(const Call& call, const PartsScratch& scratch, const DeviceCall& device) {
+void backward(const Call& call, const DeviceCall& device) {
   const auto stream = static_cast<cudaStream_t>(call.stream);
   const AttentionGradients& grads = call.grads;
-  const View g = scratch_like(grads.g, scratch.rows);
   Call lln = part_of(call, Kind::lln), diag = part_of(call, Kind::diag);
-  lln.workspace = diag.workspace = scratch.rest;
-  lln.grads = {.g = g,
+  lln.workspace = diag.workspace = call.workspace + tensor_bytes(call.problem);
+  diag.grads = part_gradients(call, call.workspace);
+  lln.grads = {.g = diag.grads.g,
                .saved = grads.saved,
                .dq = grads.dq,
                .dk = grads.dk,
                .dv = grads.dv,
                .dalpha = grads.dalpha,
                .dbeta = grads.dbeta};
-  diag.grads = {.g = g,
-                .dq = scratch_like(grads.dq, scratch.dq),
-                .dk = scratch_like(grads.dk, scratch.dk),
-                .dv = scratch_like(grads.dv, scratch.dv)};
   clear_packed(call, {grads.dq, grads.dk, grads.dv, diag.grads.dq, diag.grads.dk, diag.grads.dv});
-  launch_weighed_rows(g, {grads.g, device.lln_weight}, {}, stream);
+  weigh_gradient(call, device.lln_weight, diag.grads.g);
   run_part(lln);
-  launch_weighed_rows(g, {grads.g, device.diag_weight}, {}, stream);
+  weigh_gradient(call, device.diag_weight, diag.grads.g);
   run_part(diag);
   constexpr Weight kWhole{.constant = 1};
   for (const auto& [to, add] :
@@ -169,9 +148,38 @@ View scratch_like(const ConstView& tensor, std::byte* data) {
   return {data, tensor.dtype, tensor.device, tensor.shape, contiguous_stride(tensor.shape)};
 }
 
-std::int64_t scratch_bytes(const Problem& p, std::int64_t heads, std::int64_t tokens,
-                           std::int64_t channels) {
-  return p.batch * heads * tokens * channels * static_cast<std::int64_t>(size_of(p.dtype));
+std::size_t scratch_bytes(const Problem& p, std::int64_t heads, std::int64_t tokens,
+                          std::int64_t channels) {
+  Layout layout(nullptr);
+  layout.take<std::byte>(p.batch * heads * tokens * channels *
+                         static_cast<std::int64_t>(size_of(p.dtype)));
+  return layout.bytes();
+}
+
+std::size_t part_gradient_bytes(const Problem& p) {
+  return scratch_bytes(p, p.heads, p.tokens, p.dim_v) + scratch_bytes(p, p.heads, p.tokens, p.dim) +
+         scratch_bytes(p, p.heads_k, p.tokens_k, p.dim) +
+         scratch_bytes(p, p.heads_k, p.tokens_k, p.dim_v);
+}
+
+AttentionGradients part_gradients(const Call& call, std::byte* data) {
+  const Problem& p = call.problem;
+  const auto next = [&](const ConstView& tensor) {
+    std::byte* const at = data;
+    data += scratch_bytes(p, tensor.shape[1], tensor.shape[2], tensor.shape[3]);
+    return scratch_like(tensor, at);
+  };
+  AttentionGradients grads;
+  grads.g = next(call.grads.g);
+  grads.dq = next(call.grads.dq);
+  grads.dk = next(call.grads.dk);
+  grads.dv = next(call.grads.dv);
+  return grads;
+}
+
+void weigh_gradient(const Call& call, const Weight& weight, const ConstView& to) {
+  const View rows{const_cast<void*>(to.data), to.dtype, to.device, to.shape, to.stride};
+  launch_weighed_rows(rows, {call.grads.g, weight}, {}, static_cast<cudaStream_t>(call.stream));
 }
 
 std::size_t parts_bytes(const Problem& p, int workers) {
@@ -181,10 +189,7 @@ std::size_t parts_bytes(const Problem& p, int workers) {
 
 void run_parts(const Call& call) {
   if (wants_weights(call)) return run_with_weights(call, run_parts);
-  Layout layout(call.workspace);
-  const PartsScratch scratch = lay_out(call.problem, layout);
-  const DeviceCall device = make_device_call(call);
-  (call.problem.op == Op::backward ? backward : forward)(call, scratch, device);
+  (call.problem.op == Op::backward ? backward : forward)(call, make_device_call(call));
 }
 
 std::vector<Kernel> parts_forward_kernels() {

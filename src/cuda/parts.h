@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "api/kernel.h"
+#include "cuda/device_call.h"
 
 namespace lln::cuda {
 
@@ -17,10 +17,15 @@ Call part_of(const Call& call, Kind kind);
 std::size_t part_bytes(const Problem& part, int workers);
 void run_part(const Call& part);
 
-// Scratch memory in the shape of a tensor, one row after the other, and how many bytes that is.
+// Scratch memory in the shape of a tensor, one row after the other, and how many bytes that takes.
 View scratch_like(const ConstView& tensor, std::byte* data);
-std::int64_t scratch_bytes(const Problem& p, std::int64_t heads, std::int64_t tokens,
-                           std::int64_t channels);
+std::size_t scratch_bytes(const Problem& p, std::int64_t heads, std::int64_t tokens,
+                          std::int64_t channels);
+// The same of g, dq, dk and dv, for the gradients of one part.
+std::size_t part_gradient_bytes(const Problem& p);
+AttentionGradients part_gradients(const Call& call, std::byte* data);
+// g of the call times the weight of a part.
+void weigh_gradient(const Call& call, const Weight& weight, const ConstView& to);
 
 std::size_t parts_bytes(const Problem& p, int workers);
 void run_parts(const Call& call);

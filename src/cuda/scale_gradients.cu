@@ -9,7 +9,6 @@
 #include "cuda/row_pieces.cuh"
 #include "cuda/tiled_plan.h"
 #include "cuda/warp.cuh"
-#include "cuda/weighed_rows.h"
 
 namespace lln::cuda {
 namespace {
@@ -227,43 +226,16 @@ void run_lln(const Call& call, void (*run)(const Call&)) {
   launch_gradient<true>(call, device, scratch.sums);
 }
 
-// Of LLN+Diag: g times the weight of LLN, and gradients of the LLN part that nobody asks for.
-struct PartScratch {
-  std::byte *g, *dq, *dk, *dv;
-  std::byte* rest;
-};
-
-PartScratch lay_out_part(const Problem& p, Layout& layout) {
-  PartScratch scratch{};
-  const auto take = [&](std::int64_t heads, std::int64_t tokens, std::int64_t channels) {
-    return layout.take<std::byte>(scratch_bytes(p, heads, tokens, channels));
-  };
-  scratch.g = take(p.heads, p.tokens, p.dim_v);
-  scratch.dq = take(p.heads, p.tokens, p.dim);
-  scratch.dk = take(p.heads_k, p.tokens_k, p.dim);
-  scratch.dv = take(p.heads_k, p.tokens_k, p.dim_v);
-  scratch.rest = layout.take<std::byte>(0);
-  return scratch;
-}
-
+// Of LLN+Diag: then the backward pass of the LLN part, whose gradients nobody asks for.
 void run_both(const Call& call, void (*run)(const Call&)) {
-  Call rest = without_scales(call);
-  run(rest);
-  Layout layout(call.workspace);  // `run` is done with it
-  const PartScratch scratch = lay_out_part(call.problem, layout);
-  const AttentionGradients& grads = call.grads;
-  Call part = part_of(call, Kind::lln);
-  part.workspace = scratch.rest;
-  part.grads = {.g = scratch_like(grads.g, scratch.g),
-                .saved = grads.saved,
-                .dq = scratch_like(grads.dq, scratch.dq),
-                .dk = scratch_like(grads.dk, scratch.dk),
-                .dv = scratch_like(grads.dv, scratch.dv),
-                .dalpha = grads.dalpha,
-                .dbeta = grads.dbeta};
-  const DeviceCall device = make_device_call(call);
-  launch_weighed_rows(scratch_like(grads.g, scratch.g), {grads.g, device.lln_weight}, {},
-                      static_cast<cudaStream_t>(call.stream));
+  run(without_scales(call));
+  Call part = part_of(call, Kind::lln);  // `run` is done with the workspace
+  part.workspace = call.workspace + part_gradient_bytes(call.problem);
+  part.grads = part_gradients(call, call.workspace);
+  part.grads.saved = call.grads.saved;
+  part.grads.dalpha = call.grads.dalpha;
+  part.grads.dbeta = call.grads.dbeta;
+  weigh_gradient(call, make_device_call(call).lln_weight, part.grads.g);
   run_part(part);
 }
 
@@ -282,13 +254,12 @@ Call without_scales(const Call& call) {
 bool has_scales(const Problem& p) { return p.kind == Kind::lln_diag || p.dtype != DType::f16; }
 
 std::size_t bytes_with_scales(const Problem& p, std::size_t rest, int workers) {
-  Layout layout(nullptr);
-  if (p.kind == Kind::lln) {
-    lay_out(p, layout);
-    return layout.bytes() + rest;
+  if (p.kind == Kind::lln_diag) {
+    return std::max(rest, part_gradient_bytes(p) + part_bytes(part_of(p, Kind::lln), workers));
   }
-  lay_out_part(p, layout);
-  return std::max(rest, layout.bytes() + part_bytes(part_of(p, Kind::lln), workers));
+  Layout layout(nullptr);
+  lay_out(p, layout);
+  return layout.bytes() + rest;
 }
 
 void run_with_scales(const Call& call, void (*run)(const Call&)) {

@@ -182,7 +182,8 @@ struct WeightScratch {
 WeightScratch lay_out(const Problem& p, Layout& layout) {
   WeightScratch scratch{};
   scratch.sums = layout.take<float>(p.batch * p.heads * runs_of(p) * p.dim_v);
-  scratch.part = layout.take<std::byte>(scratch_bytes(p, p.heads, p.tokens, p.dim_v));
+  scratch.part = layout.take<std::byte>(
+      static_cast<std::int64_t>(scratch_bytes(p, p.heads, p.tokens, p.dim_v)));
   scratch.rest = layout.take<std::byte>(0);
   return scratch;
 }
@@ -273,7 +274,7 @@ void run_with_weights(const Call& call, void (*run)(const Call&)) {
   const View o = scratch_like(call.grads.g, scratch.part);
   // Kernels write no row of sequences whose cumulative lengths are wrong.
   if (p.packed) {
-    const auto bytes = static_cast<std::size_t>(scratch_bytes(p, p.heads, p.tokens, p.dim_v));
+    const std::size_t bytes = scratch_bytes(p, p.heads, p.tokens, p.dim_v);
     check(cudaMemsetAsync(scratch.part, 0, bytes, static_cast<cudaStream_t>(call.stream)),
           "cudaMemsetAsync");
   }
