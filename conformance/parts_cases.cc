@@ -4,23 +4,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <span>
+
 #include "conformance/case_table.h"
 
 namespace lln::conformance {
 namespace {
 
-// Gradients of parameters rotate.
+// Of aligned tensors; gradients of parameters rotate.
 void add(Table& table, const std::string& problem, Case form = {}) {
   form.tensor_cores = true;
   table.add(problem, form);
+  for (Case& c : std::span(table.cases).last(2)) {
+    if (c.layout == Layout::gaps) c.layout = Layout::bnhd;
+  }
 }
 
 // The backward pass alone: there is nothing else in the forward pass.
-void add_gradients(Table& table, const std::string& problem, Case form = {}) {
+Case& add_gradients(Table& table, const std::string& problem, Case form = {}) {
   add(table, problem, form);
   table.cases.erase(table.cases.end() - 2);
   Case& c = table.cases.back();
   c.parameter_gradients = true;
+  return c;
 }
 
 // Blocks that the causal walks in bf16 do not hold, and long ones in f32.
@@ -33,8 +39,6 @@ void add_blocks(Table& table) {
   }
   add(table, "f32:cpu:b1h2k1n110d32:lln+diag100");
   add(table, "f32:cpu:b1h2k1n110d36v20:lln+diag100:causal");
-  add(table, "f16:cpu:b1h2n70d136:lln+diag32:causal");
-  add(table, "bf16:cpu:b1h2k1n70d64:lln+diag64:feature=elu");
   for (const int tokens : {0, 1, 65}) {
     add(table, fmt::format("bf16:cpu:b2h2n{}d16:lln+diag100:causal", tokens));
   }
@@ -91,12 +95,18 @@ void add_scales(Table& table) {
   }
   for (const char* type : {"bf16", "f32"}) {
     add_gradients(table, fmt::format("{}:cpu:b2h2k1n50d64:lln:state", type));
-    add_gradients(table, fmt::format("{}:cpu:b1h1n1100d8:lln", type));  // several pieces
+    // Several jobs of several sequences, each with scales of its own.
+    for (const char* dims : {"d8", "d7v8"}) {
+      add_gradients(table, fmt::format("{}:cpu:b3h1n1100{}:lln", type, dims)).parameters =
+          ParameterForm::sequence;
+    }
     add_gradients(table, fmt::format("{}:cpu:b1h1n70d64:lln", type),
                   {.style = InputStyle::large_keys});
   }
   add_gradients(table, "bf16:cpu:b1h2n80m120d32:lln:packed=4",
                 {.lengths = {30, 0, 50, 0}, .lengths_k = {0, 20, 60, 40}});
+  add_gradients(table, "bf16:cpu:b1h1n2203d8:lln:packed=4", {.lengths = {700, 0, 1500, 3}})
+      .parameters = ParameterForm::sequence;
 }
 
 }  // namespace

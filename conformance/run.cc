@@ -131,13 +131,20 @@ bool has_narrow_operands(const Problem& p, const std::string& kernel) {
 double rounded_terms(const Case& c, const std::string& kernel, const TensorSet::Entry& entry) {
   const Problem& p = c.problem;
   if (!has_narrow_operands(p, kernel)) return 0;
+  // With gradients of scales other kernels compute in f32, and so do plain ones of tensors with
+  // gaps.
+  const bool stored = uses_tensor_cores(kernel) && c.layout != Layout::gaps;
   double terms = 0;
-  if (entry.name == "dalpha") {
-    terms = static_cast<double>(p.batch * p.heads * p.tokens * p.dim);
-  } else if (entry.name == "dbeta") {
-    terms = static_cast<double>(p.batch * p.heads_k * p.tokens_k * p.dim);
-  } else if (entry.name == "dmix" || entry.name.ends_with("_weight")) {
-    terms = static_cast<double>(p.batch * p.heads * p.tokens * p.dim_v);
+  if (entry.name == "dmix" || entry.name.ends_with("_weight")) {
+    if (c.weight_gradients || stored) {
+      terms = static_cast<double>(p.batch * p.heads * p.tokens * p.dim_v);
+    }
+  } else if (stored && p.dtype == DType::bf16) {
+    if (entry.name == "dalpha") {
+      terms = static_cast<double>(p.batch * p.heads * p.tokens * p.dim);
+    } else if (entry.name == "dbeta") {
+      terms = static_cast<double>(p.batch * p.heads_k * p.tokens_k * p.dim);
+    }
   }
   for (const std::int64_t size : entry.tensor.shape()) terms /= static_cast<double>(size);
   return terms;

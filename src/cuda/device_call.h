@@ -86,6 +86,7 @@ struct Jobs {
   }
   // No sequences of these tokens together have more pieces.
   std::int64_t most(std::int64_t tokens, std::int64_t sequences) const {
+    if (sequences == 0) return 0;
     return (tokens >> (every_log2 != 0 ? every_log2 : shortest_log2)) + 1 + sequences;
   }
 };

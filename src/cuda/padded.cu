@@ -55,8 +55,7 @@ std::string refusal(const Problem& p) {
   return "no kernel takes " + to_string(whole) + ": " + refusals;
 }
 
-// Gradients of scales are sums over the tensors as they are, those of weights over the copies.
-bool is_plain(const Call& call) { return wants_scales(call) && !has_scales(call.problem); }
+bool is_for_plain(const Call& call) { return wants_scales(call) && !has_scales(call.problem); }
 
 // A call on padded tensors in scratch memory, and the copies before and after it.
 class PaddedCall {
@@ -188,7 +187,7 @@ std::size_t bytes(const Problem& p, int workers) {
 
 std::size_t call_bytes(const Call& call, int workers) {
   const Problem& p = call.problem;
-  if (is_plain(call)) return plain_kernel(p.op).workspace_bytes(p, workers);
+  if (is_for_plain(call)) return plain_kernel(p.op).workspace_bytes(p, workers);
   // Addresses are looked at, not what is there; those of scratch memory are multiples of 256.
   const PaddedCall whole(without_scales(call), nullptr);
   const std::size_t own =
@@ -197,7 +196,8 @@ std::size_t call_bytes(const Call& call, int workers) {
 }
 
 void run(const Call& call) {
-  if (is_plain(call)) return plain_kernel(call.problem.op).run(call);
+  if (is_for_plain(call)) return plain_kernel(call.problem.op).run(call);
+  // Sums over the tensors as they are; those of the gradients of weights are over the copies.
   if (wants_scales(call)) return run_with_scales(call, run);
   const PaddedCall whole(call, call.workspace);
   whole.copy_inputs();

@@ -1,11 +1,11 @@
-// Two passes over q and dq, and over k and dk: sums of the pieces of sequences, then over pieces.
+// Two passes over q and dq, and over k and dk: sums of the jobs of sequences, then over jobs.
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/scale_gradients.h"
 
 #include <algorithm>
 
 #include "cuda/launch.h"
-#include "cuda/parts.h"
+#include "cuda/part_calls.h"
 #include "cuda/row_pieces.cuh"
 #include "cuda/tiled_plan.h"
 #include "cuda/warp.cuh"
@@ -17,8 +17,8 @@ constexpr int kWarp = 32;
 constexpr int kThreads = 256;
 constexpr Jobs kJobs{};
 
-// No scale is nearer to 0 while a call runs: dq / alpha would be lost. Its weights are the same to
-// rounding, and dq is put right afterwards. What bf16 and f32 hold is nowhere near.
+// No scale is nearer to 0 while a call runs: dq / alpha would be lost. The weights are the same to
+// rounding, and dq is put right afterwards. The least numbers of bf16 and f32 are far below.
 constexpr float kLeastScale = 0x1p-60F;
 
 __device__ float held_off(float scale) {
@@ -47,9 +47,10 @@ struct ScaleDots {
   Rows x, dx;
   Scale scale;
   Sequences sequences;
-  std::uint32_t heads, pieces;  // pieces of a row
-  float* sums;                  // [job, head]
-  float* to;                    // [1 or sequences, 1 or heads]
+  std::uint32_t heads, pieces;  // pieces of a row (row_pieces.cuh)
+  bool aligned;
+  float* sums;  // [job, head]
+  float* to;    // [1 or sequences, 1 or heads]
   std::int64_t to_sequence, to_head;
   bool by_sequence, by_head;
 };
@@ -65,7 +66,8 @@ __device__ float block_sum(float own) {
   return sum;
 }
 
-// A block takes a piece of a sequence. Rows whose gradient is 0 may be padding and hold anything.
+// A block takes a job: some rows of a sequence. Rows whose gradient is 0 may be padding and hold
+// anything.
 template <class T, bool kWhole, bool kKeys>
 __global__ void __launch_bounds__(kThreads) dot_scales(const __grid_constant__ ScaleDots d) {
   using Piece = RowPiece<T, kWhole>;
@@ -85,20 +87,21 @@ __global__ void __launch_bounds__(kThreads) dot_scales(const __grid_constant__ S
     for (std::uint32_t i = threadIdx.x; i < count * d.pieces; i += kThreads) {
       const std::int64_t n = (kKeys ? at.k_begin : at.q_begin) + first + i / d.pieces;
       const int channel = static_cast<int>(i % d.pieces) * Piece::kCount;
-      T* const dx_at = Piece::at(d.dx, at.batch, h, n, channel);
+      T* const dx_at = row_at<T>(d.dx, at.batch, h, n, channel);
       Piece x, dx;
-      x.load(Piece::at(d.x, at.batch, h, n, channel));
-      dx.load(dx_at);
+      x.load(row_at<const T>(d.x, at.batch, h, n, channel), d.aligned);
+      dx.load(dx_at, d.aligned);
 #pragma unroll
       for (int e = 0; e < Piece::kCount; ++e) {
         if (dx.x[e] != 0) sum = fmaf(x.x[e], dx.x[e], sum);
         if (held) dx.x[e] *= given / scale;
       }
-      if (held) dx.store(dx_at);
+      if (held) dx.store(dx_at, d.aligned);
     }
   }
   sum = block_sum(sum);
-  if (threadIdx.x == 0) d.sums[blockIdx.x] = sum / scale;
+  // A scale that is no number says nothing of rows that there are not.
+  if (threadIdx.x == 0) d.sums[blockIdx.x] = sum == 0 ? 0 : sum / scale;
 }
 
 // One element of the gradient to a block: the sums of all jobs and heads that share it, in order.
@@ -153,7 +156,7 @@ struct ScaleScratch {
 // Of LLN alone. Rows of q and of k are summed up one after the other, in the same memory.
 ScaleScratch lay_out(const Problem& p, Layout& layout) {
   ScaleScratch scratch{};
-  scratch.table = layout.take<std::byte>(static_cast<std::int64_t>(table_bytes(p)));
+  if (p.packed) scratch.table = layout.take<std::byte>(static_cast<std::int64_t>(table_bytes(p)));
   scratch.alpha = layout.take<float>(p.sequences * p.heads);
   scratch.beta = layout.take<float>(p.sequences * p.heads_k);
   const auto jobs = [&](std::int64_t tokens) {
@@ -185,9 +188,10 @@ void launch_gradient(const Call& call, const DeviceCall& device, float* sums) {
   if (!to.given()) return;
   const ConstView& x = kKeys ? call.in.k : call.in.q;
   const View& dx = kKeys ? call.grads.dk : call.grads.dq;
-  const bool whole = p.dim % 8 == 0 && has_whole_pieces(x) && has_whole_pieces(dx);
+  const bool whole = p.dim % 8 == 0;
   const auto each = whole ? 16 / static_cast<std::int64_t>(size_of(p.dtype)) : 1;
   ScaleDots dots{};
+  dots.aligned = has_whole_pieces(x) && has_whole_pieces(dx);
   dots.x = kKeys ? device.k : device.q;
   dots.dx = kKeys ? device.dk : device.dq;
   dots.scale = kKeys ? device.beta : device.alpha;
@@ -216,9 +220,14 @@ void run_lln(const Call& call, void (*run)(const Call&)) {
          LaunchShape{blocks_for(std::max(held.alphas, held.betas), kThreads), kThreads, 0,
                      static_cast<cudaStream_t>(call.stream)},
          held);
+  // One whose gradient nobody asks for stays as it is.
   Call rest = without_scales(call);
-  rest.in.alpha = scales(scratch.alpha, call.in.alpha, p.sequences, p.heads);
-  rest.in.beta = scales(scratch.beta, call.in.beta, p.sequences, p.heads_k);
+  if (call.grads.dalpha.given()) {
+    rest.in.alpha = scales(scratch.alpha, call.in.alpha, p.sequences, p.heads);
+  }
+  if (call.grads.dbeta.given()) {
+    rest.in.beta = scales(scratch.beta, call.in.beta, p.sequences, p.heads_k);
+  }
   rest.workspace = scratch.rest;
   run(rest);
   prepare_sequences(whole, kJobs, kJobs, scratch.table, device);
@@ -235,7 +244,7 @@ void run_both(const Call& call, void (*run)(const Call&)) {
   part.grads.saved = call.grads.saved;
   part.grads.dalpha = call.grads.dalpha;
   part.grads.dbeta = call.grads.dbeta;
-  weigh_gradient(call, make_device_call(call).lln_weight, part.grads.g);
+  weigh_gradient(call, make_device_call(call).lln_weight, call.workspace);
   run_part(part);
 }
 

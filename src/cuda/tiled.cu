@@ -1,6 +1,6 @@
 // The tiled family of LLN on the host: which calls it takes and what is launched. Calls that the
-// problem does not show to be out of reach (an unaligned tensor, the gradient of a parameter) go to
-// the plain family.
+// problem does not show to be out of reach (an unaligned tensor, in f16 the gradient of a scale) go
+// to the plain family.
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/tiled.h"
 

@@ -1,13 +1,10 @@
 // The causal tiled family on the host: which calls it takes and what is launched. Its kernels have
 // no reference exponents: heads whose exponents are not moderate or whose results are not finite
-// are flagged, and the plain kernels compute those again.
+// are flagged, and the plain kernels compute those again. Gradients with weights by channel are for
+// two calls (parts.h).
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/tiled_causal.h"
 
-#include <algorithm>
-
-#include "cuda/parameter_gradients.h"
-#include "cuda/parts.h"
 #include "cuda/sm90/causal.h"
 #include "cuda/tiled_causal_plan.h"
 #include "cuda/tiled_plan.h"
@@ -15,43 +12,26 @@
 namespace lln::cuda {
 namespace {
 
-bool by_channel(const ConstView& weight) { return weight.given() && weight.shape[3] > 1; }
-
 // The backward walks have one weight for each row of a part.
-bool has_row_weights(const Call& call) {
+bool holds_weights(const Call& call) {
   if (call.problem.op != Op::backward || !call.problem.has_diag()) return true;
   return !by_channel(call.in.mix) && !by_channel(call.in.lln_weight) &&
          !by_channel(call.in.diag_weight);
-}
-
-bool takes(const Call& call) { return tiled_takes(call) && has_row_weights(call); }
-
-bool needs_parts(const Call& call) {
-  return !has_row_weights(call) && tiled_takes(without_parameters(call));
 }
 
 std::size_t own_bytes(const Problem& p, int workers) {
   return causal_bytes(p, causal_scratch_bytes(p), workers);
 }
 
-std::size_t bytes(const Problem& p, int workers) {
-  const std::size_t own = bytes_with_parameters(p, own_bytes(p, workers), workers);
-  const bool parts = p.op == Op::backward && p.has_diag();
-  return parts ? std::max(own, parts_bytes(p, workers)) : own;
-}
+constexpr CausalCalls kCalls{holds_weights, own_bytes};
 
-std::size_t call_bytes(const Call& call, int workers) {
-  if (needs_parts(call)) return parts_bytes(call.problem, workers);
-  const std::size_t own = own_bytes(call.problem, workers);
-  return parameters_apart(call, takes) ? bytes_with_parameters(call, own, workers) : own;
-}
+std::size_t bytes(const Problem& p, int workers) { return kCalls.bytes(p, workers); }
+std::size_t call_bytes(const Call& call, int workers) { return kCalls.call_bytes(call, workers); }
 
 template <CausalLaunch kForward, CausalLaunch kBackward>
 void run(const Call& call) {
   const Problem& p = call.problem;
-  if (needs_parts(call)) return run_parts(call);
-  if (parameters_apart(call, takes)) return run_with_parameters(call, run<kForward, kBackward>);
-  if (!takes(call)) return run_plain(call);
+  if (kCalls.run_apart(call, run<kForward, kBackward>)) return;
   const CausalWork work = prepare_causal(call);
   (p.op == Op::forward ? kForward : kBackward)(work.causal, work.plan);
   run_plain_again(call, work);

@@ -6,6 +6,8 @@
 #include <bit>
 
 #include "cuda/device.h"
+#include "cuda/parameter_gradients.h"
+#include "cuda/parts.h"
 #include "cuda/plain.h"
 #include "cuda/tiled_plan.h"
 
@@ -128,6 +130,33 @@ void run_plain_again(const Call& call, const CausalWork& work) {
   Call again = without_padding(call);
   again.workspace = call.workspace + causal_flag_bytes(call.problem);
   run_plain_heads(again, work.causal.flags);
+}
+
+bool by_channel(const ConstView& weight) { return weight.given() && weight.shape[3] > 1; }
+
+std::size_t CausalCalls::bytes(const Problem& p, int workers) const {
+  const std::size_t most = bytes_with_parameters(p, own_bytes(p, workers), workers);
+  const bool parts = p.op == Op::backward && p.has_diag();
+  return parts ? std::max(most, parts_bytes(p, workers)) : most;
+}
+
+std::size_t CausalCalls::call_bytes(const Call& call, int workers) const {
+  if (!holds_weights(call)) return parts_call_bytes(call, workers);
+  const std::size_t own = own_bytes(call.problem, workers);
+  return parameters_apart(call, tiled_takes) ? bytes_with_parameters(call, own, workers) : own;
+}
+
+bool CausalCalls::run_apart(const Call& call, void (*run)(const Call&)) const {
+  if (!holds_weights(call)) {
+    run_parts(call);
+  } else if (parameters_apart(call, tiled_takes)) {
+    run_with_parameters(call, run);
+  } else if (!tiled_takes(call)) {
+    run_plain(call);
+  } else {
+    return false;
+  }
+  return true;
 }
 
 }  // namespace lln::cuda

@@ -34,4 +34,17 @@ CausalWork prepare_causal(const Call& call);
 // The plain kernels compute the heads that the walks have flagged.
 void run_plain_again(const Call& call, const CausalWork& work);
 
+// What a causal family does with calls of LLN+Diag whose weights its walks do not hold, and with
+// gradients of parameters: two calls, or calls beside its own.
+struct CausalCalls {
+  bool (*holds_weights)(const Call&);
+  std::size_t (*own_bytes)(const Problem&, int workers);
+
+  std::size_t bytes(const Problem& p, int workers) const;
+  std::size_t call_bytes(const Call& call, int workers) const;
+  // Whether that was all; otherwise the walks take the call.
+  bool run_apart(const Call& call, void (*run)(const Call&)) const;
+};
+bool by_channel(const ConstView& weight);
+
 }  // namespace lln::cuda

@@ -1,7 +1,7 @@
 // The tiled family of Diag and LLN+Diag on the host: which calls it takes and what is launched. Up
 // to 128 channels LLN+Diag has kernels for both parts; beyond them the LLN part is that of tiled.h,
-// and Diag is added to its results in place. Calls that the problem does not show to be out of
-// reach (an unaligned tensor, the gradient of a scale) go to the plain family.
+// and Diag is added to its results in place. Calls of unaligned tensors, which the problem does not
+// show, go to the plain family.
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/tiled_diag.h"
 

@@ -8,8 +8,6 @@
 #include <algorithm>
 
 #include "cuda/launch.h"
-#include "cuda/parameter_gradients.h"
-#include "cuda/parts.h"
 #include "cuda/tiled_causal_plan.h"
 #include "cuda/tiled_diag.h"
 #include "cuda/tiled_plan.h"
@@ -68,18 +66,10 @@ std::size_t scratch_bytes(const Problem& p) {
   return layout.bytes();
 }
 
-bool by_channel(const ConstView& weight) { return weight.given() && weight.shape[3] > 1; }
-
 // A gradient of o has one weight for each row.
-bool has_row_weights(const Call& call) {
+bool holds_weights(const Call& call) {
   if (call.problem.op != Op::backward || !call.problem.has_diag()) return true;
   return !by_channel(call.in.mix) && !by_channel(call.in.lln_weight);
-}
-
-bool takes(const Call& call) { return tiled_takes(call) && has_row_weights(call); }
-
-bool needs_parts(const Call& call) {
-  return !has_row_weights(call) && tiled_takes(without_parameters(call));
 }
 
 std::size_t own_bytes(const Problem& p, int workers) {
@@ -87,17 +77,10 @@ std::size_t own_bytes(const Problem& p, int workers) {
   return causal_bytes(p, scratch_bytes(p) + diag, workers);
 }
 
-std::size_t bytes(const Problem& p, int workers) {
-  const std::size_t own = bytes_with_parameters(p, own_bytes(p, workers), workers);
-  const bool parts = p.op == Op::backward && p.has_diag();
-  return parts ? std::max(own, parts_bytes(p, workers)) : own;
-}
+constexpr CausalCalls kCalls{holds_weights, own_bytes};
 
-std::size_t call_bytes(const Call& call, int workers) {
-  if (needs_parts(call)) return parts_bytes(call.problem, workers);
-  const std::size_t own = own_bytes(call.problem, workers);
-  return parameters_apart(call, takes) ? bytes_with_parameters(call, own, workers) : own;
-}
+std::size_t bytes(const Problem& p, int workers) { return kCalls.bytes(p, workers); }
+std::size_t call_bytes(const Call& call, int workers) { return kCalls.call_bytes(call, workers); }
 
 CausalWork prepare(const Call& call, WideCausalCall& wide) {
   const Problem& p = call.problem;
@@ -171,9 +154,7 @@ void launch_lln(const Problem& p, const WideCausalCall& wide, const CausalPlan& 
 
 void run(const Call& call) {
   const Problem& p = call.problem;
-  if (needs_parts(call)) return run_parts(call);
-  if (parameters_apart(call, takes)) return run_with_parameters(call, run);
-  if (!takes(call)) return run_plain(call);
+  if (kCalls.run_apart(call, run)) return;
   WideCausalCall wide;
   const CausalWork work = prepare(call, wide);
   if (p.has_diag()) {

@@ -20,6 +20,7 @@ struct WeighedSum {
   std::int64_t tokens;
   std::uint32_t heads, tiles;  // tiles of rows, in each head: a block takes one
   std::uint32_t rows, pieces;  // of a tile; of a row
+  bool aligned;
 };
 
 template <class Piece>
@@ -44,11 +45,11 @@ __global__ void __launch_bounds__(kThreads) weighed_rows(const __grid_constant__
     const std::int64_t n = first + i / s.pieces;
     const int channel = static_cast<int>(i % s.pieces) * Piece::kCount;
     Piece x, y, sum{};
-    x.load(Piece::at(s.x, b, h, n, channel));
-    if (s.y.data != nullptr) y.load(Piece::at(s.y, b, h, n, channel));
+    x.load(row_at<T>(s.x, b, h, n, channel), s.aligned);
+    if (s.y.data != nullptr) y.load(row_at<T>(s.y, b, h, n, channel), s.aligned);
     add_weighed(sum, x, s.of_x, b, h, n, channel);
     if (s.y.data != nullptr) add_weighed(sum, y, s.of_y, b, h, n, channel);
-    sum.store(Piece::at(s.to, b, h, n, channel));
+    sum.store(row_at<T>(s.to, b, h, n, channel), s.aligned);
   }
 }
 
@@ -71,10 +72,10 @@ void launch_weighed_rows(const View& to, const WeighedRows& x, const WeighedRows
                          cudaStream_t stream) {
   const std::int64_t batches = to.shape[0], heads = to.shape[1], channels = to.shape[3];
   if (batches * heads * to.shape[2] * channels == 0) return;
-  const bool whole = channels % 8 == 0 && has_whole_pieces(to) && has_whole_pieces(x.rows) &&
-                     has_whole_pieces(y.rows);
+  const bool whole = channels % 8 == 0;
   const auto piece = whole ? 16 / static_cast<std::int64_t>(size_of(to.dtype)) : 1;
   WeighedSum sum{};
+  sum.aligned = has_whole_pieces(to) && has_whole_pieces(x.rows) && has_whole_pieces(y.rows);
   sum.to = rows_of(to);
   sum.x = rows_of(x.rows);
   sum.y = rows_of(y.rows);

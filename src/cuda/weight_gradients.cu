@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "cuda/launch.h"
-#include "cuda/parts.h"
+#include "cuda/part_calls.h"
 #include "cuda/row_pieces.cuh"
 #include "cuda/tiled_plan.h"
 #include "cuda/warp.cuh"
@@ -61,9 +61,7 @@ struct LaneChannels {
         x[i][0] = pair.x;
         x[i][1] = pair.y;
       } else {
-        RowPiece<T, false> piece;
-        piece.load(row + c);
-        x[i][0] = piece.x[0];
+        x[i][0] = load_number(row + c);
       }
     }
   }
@@ -73,7 +71,6 @@ struct LaneChannels {
 template <class T, bool kWhole>
 __global__ void __launch_bounds__(kThreads) dot_parts(const __grid_constant__ PartDots d) {
   using Channels = LaneChannels<T, kWhole>;
-  using Row = RowPiece<T, false>;
   __shared__ float shared[kWarps][kMostChannels * kWarp];
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
@@ -83,7 +80,7 @@ __global__ void __launch_bounds__(kThreads) dot_parts(const __grid_constant__ Pa
   Channels sums;
   for (std::int64_t n = run * kRunRows + warp; n < end; n += kWarps) {
     Channels x, y;
-    x.load(Row::at(d.part, b, h, n, 0), lane, d.dim_v);
+    x.load(row_at<const T>(d.part, b, h, n, 0), lane, d.dim_v);
     bool zero = true;
 #pragma unroll
     for (int i = 0; i < Channels::kTurns; ++i) {
@@ -93,7 +90,7 @@ __global__ void __launch_bounds__(kThreads) dot_parts(const __grid_constant__ Pa
     // A row that sees no key is 0, whatever its gradient holds.
     float row = 0;
     if (__any_sync(kAllLanes, !zero)) {
-      y.load(Row::at(d.g, b, h, n, 0), lane, d.dim_v);
+      y.load(row_at<const T>(d.g, b, h, n, 0), lane, d.dim_v);
 #pragma unroll
       for (int i = 0; i < Channels::kTurns; ++i) {
 #pragma unroll

@@ -338,7 +338,7 @@ TEST_F(OnDevice, FeatureMapsInBf16AreThoseOfTheCpu) {
   }
 }
 
-// Causal, torch mixes weights by channel there, and the core on the CPU.
+// Causal, weights by channel are those of two calls of the core there, and of one on the CPU.
 TEST_F(OnDevice, CausalWeightsThatLearnAreThoseOfTheCpu) {
   const AttentionConfig config = config_alone({"lln+diag", true});
   const Tensor x = random_tokens(3, 131, config.dim), weights = at::randn_like(x);
