@@ -81,19 +81,19 @@ __device__ inline void add_own_rows(float (&du)[8][4], float (&dv)[8][4],
 #pragma unroll
   for (int row = 0; row < kChunk; row += 16) {
     if (row < first) continue;
-    float p[2][4] = {}, products[2][4];
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const float2 taken = *reinterpret_cast<const float2*>(delta + row + 8 * n + 2 * t);
-      products[n][0] = products[n][2] = -taken.x;
-      products[n][1] = products[n][3] = -taken.y;
-    }
+    float p[2][4] = {}, products[2][4] = {};
 #pragma unroll
     for (int step = 0; step < kDim / 16; ++step) {
       std::uint32_t v[4];
       load_left<kDim>(v, v_tile, first, step);
       multiply_by_tile_rows<kDim>(p, eu[step], y_tile, row, step);
       multiply_by_tile_rows<kDim>(products, v, g_tile, row, step);
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const float2 delta_of = *reinterpret_cast<const float2*>(delta + row + 8 * n + 2 * t);
+      take_delta(products[n][0], products[n][1], delta_of);
+      take_delta(products[n][2], products[n][3], delta_of);
     }
     if (row == first) {
       mask_rows_before(p);

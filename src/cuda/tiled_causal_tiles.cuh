@@ -18,6 +18,14 @@ __device__ inline int warp_index() {
   return __shfl_sync(0xFFFFFFFFU, static_cast<int>(threadIdx.x) >> 5, 0);
 }
 
+// v g^T - delta of a key and two rows, the products rounded as the walk over rows had them when it
+// made delta: the difference is 0 where a row sees one key.
+__device__ inline void take_delta(float& x, float& y, const float2& delta) {
+  const float2 products = unpack<Bf16>(pack<Bf16>(x, y));
+  x = products.x - delta.x;
+  y = products.y - delta.y;
+}
+
 // 16 rows as a left operand: [step of 16 channels][row g, row g + 8, the same 8 channels on].
 template <int kWidth>
 using RowOperand = std::uint32_t[kWidth / 16][4];

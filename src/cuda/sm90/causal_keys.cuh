@@ -197,8 +197,7 @@ __global__ void __launch_bounds__(2 * kDim, kDim == 64 ? 2 : 1)
         const float2 delta = *reinterpret_cast<const float2*>(statistics + kChunk + 8 * n + 2 * t);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          dots[n][2 * half] -= delta.x;
-          dots[n][2 * half + 1] -= delta.y;
+          take_delta(dots[n][2 * half], dots[n][2 * half + 1], delta);
         }
       }
       pack_triangle<true>(taken, dots);
