@@ -183,7 +183,8 @@ class Bench:
         added, calibration = self.added(row, 0) if row.ideas else ({}, self.calibration_of(row))
         for name, q, k, v in self.seen():
             scales = scales_of(calibration, name)
-            o = attentions.read(row, q, k, v, None, scales, added.get(name))
+            x = q.new_zeros(len(q), q.shape[2], q.shape[1] * q.shape[3])  # a new gate reads nothing
+            o = attentions.read(row, q, k, v, None, scales, added.get(name), x)
             target = attentions.read(softmax, q, k, v)
             errors = [(x.square().sum((0, 2, 3))) for x in (o - target, target)]
             found += (errors[0] / errors[1]).sqrt().tolist()
