@@ -1,0 +1,260 @@
+"""The part of the page about ideas beside LLN + Diag in a trained model: records of
+experiments/trained, whose other rows are in trained_page.py.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import math
+import statistics
+
+from harness import trained, trained_plan
+from harness.document import Code, Heading, Points, Table, Text
+from harness.numbers import NONE, fixed
+from harness.trained import cosine, last_error, mean_error, recovered, swapped
+from harness.trained_page import MEASURES, change, machines, share_text, spread
+from harness.trained_plan import IDEAS, MATRIX, NUMBERS, SETTINGS, WIDE
+
+OURS, THEIRS, DIAG = "lln+diag-entropy", "softmax+diag", "diag"
+GATED = (f"{OURS}-gate", f"{THEIRS}-gate")
+ROWS = trained_plan.rows() | trained_plan.idea_rows()
+CERTAIN = 3  # errors of a difference that it must have to be called one
+ANCHOR = "#in-a-trained-model-other-attentions-in-place-of-softmax"
+ABOUT = f"""
+What the ideas do to a model that was trained with softmax: the setting of [group 2]({ANCHOR}), with
+all-MiniLM-L6-v2 on {SETTINGS["tokens"]} tokens and {SETTINGS["steps"]} steps towards the hidden
+states with softmax. It is not the setting of masked words above; what a gate and a learned mix do
+there is in [another table of group 2](#what-each-component-is-worth). Each idea stands alone beside
+LLN (entropy) + Diag; the row with four of them is that of the plan above. Definitions are those of
+the [zoo](zoo.md#variants-of-lln); alpha and beta are calibrated on q and k as the map takes them,
+and frozen but where they are learned. Gate and learned mix begin at one half, l of the contrast at
+0.5, alpha and beta at the calibrated ones, the matrix of {WIDE} features as four random rotations
+(drawn by the seed). A gate, a mix and a learned alpha and beta change nothing before they have
+learned: swapped, they are the ordinary row. What an idea adds is trained in the recovery alone, at
+a learning rate of {NUMBERS:g} where it is one number of a head or channel and of {MATRIX:g} where
+it is a matrix, against {SETTINGS["learning_rate"]:g} of all else, at which a number that begins
+anew would not get anywhere in so few steps. These rates were chosen beforehand; no others were
+tried."""
+TABLE = f"""
+Measures, seeds and ± are those of that section, and so are the rows without an idea: a seed is an
+order of the paragraphs (of {WIDE} features also the rotations), in brackets is the number of seeds,
+and from {trained.FEWEST} on ± is their deviation. What a row adds to Diag is a share of what
+softmax adds without a gate. The smallest error is first; numbers added are those of all 6
+layers:"""
+CHANGES = f"""
+One change at a time, on the means over seeds; ± is the error of a difference where both rows have
+{trained.FEWEST} seeds, and knows of other orders in training alone. "Of the gap" is how much of the
+distance from LLN (entropy) + Diag to softmax + Diag, both without a gate, the change makes up for;
+below zero it adds to it:"""
+LIMITS = """
+It shows what each idea is worth to a model that learned its queries and keys for softmax, after
+minutes. It does not show what a model makes of it that was trained with it from the beginning:
+there, queries, keys and what an idea adds grow together, and the order may be another one. It is
+one model with heads of 32 channels, at one length, one calibration and one rate for what is
+added."""
+LEARNED = f"""
+Where the numbers ended that the ideas add, over all heads, layers and seeds. Of a gate it is the
+share that a head gives on average to what reads all keys, on the {SETTINGS["held_out"]} paragraphs
+held out, and how far it lies from that average from token to token (a deviation, mean over
+heads):"""
+
+
+def read(folder):
+    return trained.read(folder, ROWS)
+
+
+def numbers(found, name, of):
+    return [of(own) for own in recovered(found, name)]
+
+
+def known(found, *names):
+    return all(recovered(found, name) for name in names)
+
+
+def gap(found, of, ours=OURS, theirs=THEIRS):
+    """From softmax to LLN, both beside Diag."""
+    own, soft = (statistics.fmean(numbers(found, name, of)) for name in (ours, theirs))
+    return own - soft
+
+
+def closed(found, name, of):
+    """The share of the gap that a row makes up for, or nothing."""
+    if not known(found, OURS, THEIRS, name):
+        return None
+    before, after = (statistics.fmean(numbers(found, row, of)) for row in (OURS, name))
+    return (before - after) / gap(found, of)
+
+
+def verdict(found, name, before=OURS):
+    """Of a row against another: "better", "worse" or "mixed" by all three measures, and nothing
+    where there are not seeds enough. A change counts from CERTAIN errors on."""
+    signs = set()
+    for of, sign in ((last_error, -1), (mean_error, -1), (cosine, 1)):
+        number, error = trained.difference(*(numbers(found, row, of) for row in (before, name)))
+        if error is None:
+            return ""
+        signs.add(0 if abs(number) <= CERTAIN * error else math.copysign(1, sign * number))
+    return {1: "better", -1: "worse"}.get(signs.pop(), "mixed") if len(signs) == 1 else "mixed"
+
+
+def of_lln(found):
+    """Rows of LLN with ideas that were trained, the smallest error first."""
+    names = [name for name in trained_plan.idea_rows() if name.startswith(OURS)]
+    own = {name: trained.recovered_mean(found, name, last_error) for name in names}
+    return sorted((name for name in own if own[name] is not None), key=own.get)
+
+
+def label(name):
+    """Of the ideas of a row alone."""
+    return ", ".join(IDEAS[idea].label for idea in ROWS[name].ideas)
+
+
+def percent(share):
+    return NONE if share is None else f"{100 * share:.0f}%"
+
+
+def table(found):
+    names = [THEIRS, OURS, DIAG, *trained_plan.idea_rows()]
+    ends = {name: trained.recovered_mean(found, name, last_error) for name in names}
+    lines = []
+    for name in sorted((name for name in names if ends[name] is not None), key=ends.get):
+        own, before = recovered(found, name), swapped(found, name)
+        shown = [spread([of(x) for x in own], text) for _, of, text in MEASURES]
+        shares = [share_text(found, name, of) for of in (last_error, mean_error)]
+        added = str(own[0].get("added_parameters", 0))
+        lines.append([ROWS[name].label, added, fixed(before and last_error(before), 3), *shown])
+        lines[-1] += shares
+    head = ["attention", "numbers added", "error, swapped", *(name for name, *_ in MEASURES)]
+    return Table([*head, "added to Diag, last layer", "added to Diag, all layers"], lines)
+
+
+def changes(found):
+    rows = [(f"LLN (entropy) + Diag: {label(name)}", OURS, name) for name in of_lln(found)]
+    rows += [
+        ("softmax + Diag: gated", THEIRS, GATED[1]),
+        ("softmax in place of LLN (entropy), both without a gate", OURS, THEIRS),
+        ("softmax in place of LLN (entropy), both gated", *GATED),
+    ]
+    lines = []
+    for what, *names in rows:
+        if not known(found, *names):
+            continue
+        own = [recovered(found, name) for name in names]
+        before, after = (statistics.fmean(map(last_error, some)) for some in own)
+        shown = [change(own, of) for of in (last_error, mean_error, cosine)]
+        shares = [NONE, NONE]
+        if names[0] == OURS:
+            shares = [percent(closed(found, names[1], of)) for of in (last_error, mean_error)]
+        counts = ", ".join(str(len(some)) for some in own)
+        lines.append([what, f"{before:.3f}", f"{after:.3f}", *shown, *shares, counts])
+    head = ["change", "before", "after", "difference", "all layers", "cosine"]
+    return Table([*head, "of the gap, last layer", "of the gap, all layers", "seeds"], lines)
+
+
+# Parameter -> (what it is, how its number becomes that)
+SHOWN = {
+    "mix": ("share of LLN, a number a channel", float),
+    "chain": ("l of the contrast", lambda x: 1 / (1 + math.exp(-x))),
+    "log_alpha": ("alpha over the calibrated one", math.exp),
+    "log_beta": ("beta over the calibrated one", math.exp),
+}
+
+
+def learned(found):
+    """Least and largest of what was learned, and where its middle is."""
+    lines = []
+    for name, row in trained_plan.idea_rows().items():
+        own = recovered(found, name)
+        for parameter in (p for p in trained_plan.rates(row) if own and p in SHOWN):
+            what, of = SHOWN[parameter]
+            means, _, least, largest = zip(*(x["learned"][parameter] for x in own), strict=True)
+            ends = (statistics.fmean(means), min(least), max(largest))
+            lines.append([row.label, what, *(fixed(of(x), 2) for x in ends), NONE])
+        if own and "gate" in row.ideas:
+            means = [x for some in own for x in some["gate_mean"]]
+            apart = [x for some in own for x in some["gate_deviation"]]
+            ends = (statistics.fmean(means), min(means), max(means), statistics.fmean(apart))
+            lines.append([row.label, "gate of a head", *(fixed(x, 2) for x in ends)])
+    head = ["attention", "what", "mean", "least", "largest", "from token to token"]
+    return [Text(LEARNED), Table(head, lines)] if lines else []
+
+
+def shares(found, names, of=last_error):
+    texts = (f"{label(name)} {percent(closed(found, name, of))}" for name in names)
+    return "; ".join(texts)
+
+
+def findings(found):
+    """What the differences carry; what it is said of is chosen by them."""
+    if not known(found, OURS, THEIRS):
+        return []
+    by = {}
+    for name in of_lln(found):
+        by.setdefault(verdict(found, name), []).append(name)
+    lines = []
+    for kind, what in (
+        ("better", "Better by all three measures (of the gap after the last layer)"),
+        ("worse", "Worse by all three measures (of the gap after the last layer)"),
+    ):
+        if kind in by:
+            lines.append(f"{what}: {shares(found, by[kind])}.")
+    if "mixed" in by:
+        texts = (f"{label(x)} {percent(closed(found, x, last_error))} and "
+                 f"{percent(closed(found, x, mean_error))}" for x in by["mixed"])  # fmt: skip
+        lines.append(
+            "The measures disagree, or a difference is too small to be told (of the gap after the "
+            f"last layer and over all layers): {'; '.join(texts)}."
+        )
+    if "" in by:
+        lines.append(f"Too few seeds to say: {', '.join(map(label, by['']))}.")
+    return lines + gate_lines(found)
+
+
+def gate_lines(found):
+    """Whether a gate brings LLN nearer to softmax that has one, too."""
+    if not known(found, OURS, THEIRS, *GATED):
+        return []
+    texts = []
+    for what, of in (("after the last layer", last_error), ("over all layers", mean_error)):
+        before, after = gap(found, of), gap(found, of, *GATED)
+        texts.append(f"{before:.3f} without, {after:.3f} with it {what}")
+    return [
+        f"A gate serves softmax + Diag, too. Between LLN and softmax the errors are apart by "
+        f"{'; '.join(texts)}."
+    ]
+
+
+def so_far(folder):
+    """For the beginning of the page."""
+    found = read(folder)
+    names = of_lln(found)
+    if not names or not known(found, OURS, THEIRS):
+        return []
+    single = [name for name in names if len(ROWS[name].ideas) == 1]
+    least = min(len(recovered(found, name)) for name in single)
+    seeds = "one seed" if least == 1 else f"{least} seeds"
+    return [
+        f"Ideas to bring LLN nearer to softmax, in a model that was trained with softmax, after "
+        f"{SETTINGS['steps']} steps of recovery ({seeds}): of the {gap(found, last_error):.3f} by "
+        f"which the error after the last layer is larger with LLN (entropy) + Diag than with "
+        f"softmax + Diag, each alone makes up for so much: {shares(found, single)}."
+    ]
+
+
+def blocks(folder):
+    found = read(folder)
+    own = {key: seeds for key, seeds in found.items() if key[1] in trained_plan.idea_rows()}
+    if not own:
+        return []
+    made = [
+        Heading(3, "In a trained model"),
+        Text(ABOUT),
+        Code("experiments/trained/run TEXT STS-B --threads 1"),
+        Text(f"{machines(own)}.", small=True),
+        Text(TABLE),
+        table(found),
+    ]
+    if known(found, OURS, THEIRS):
+        made += [Text(CHANGES), changes(found)]
+    if lines := findings(found):
+        made.append(Points(lines))
+    return [*made, *learned(found), Text(LIMITS)]
