@@ -327,7 +327,8 @@ def test_ideas_are_trained(
     assert len(own["softmax+diag-gate"]["gate_mean"]) == 72
     assert own["lln+diag-entropy-mix"]["added_parameters"] == 6 * 384
     assert own["lln+diag-entropy-wide"]["added_parameters"] == 6 * 12 * 32 * plan.WIDE
-    # Three steps of a warm-up at 0.02, by which each number has moved.
+    # Three steps of a warm-up to 0.02, by which the numbers have moved; at the rate of all else
+    # it would be less than 0.0001.
     mean, deviation, least, largest = own["lln+diag-entropy-contrast"]["learned"]["chain"]
-    assert 0 < max(-least, largest) < 0.02 and deviation > 0 and abs(mean) < 0.02
+    assert 0.001 < max(-least, largest) < 0.02 and deviation > 0 and abs(mean) < 0.02
     capsys.readouterr()
