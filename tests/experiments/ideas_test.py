@@ -120,7 +120,8 @@ class Page(unittest.TestCase):
             said, r"disagree, or a difference is too small .*: two-sided features 20% and -\d+%\."
         )
         self.assertIn("Too few seeds to say: learned mix.", said)
-        self.assertIn("0.100 without, 0.120 with it after the last layer", said)
+        self.assertIn("A gate takes 0.060 from the error after the last layer beside LLN", said)
+        self.assertIn("give LLN a share of 0.50 and softmax one of 0.50.", said)
         self.assertIn(
             "| softmax + Diag, gated | gate of a head | 0.50 | 0.25 | 0.75 | 0.20 |", text
         )
