@@ -7,7 +7,7 @@ SPDX-License-Identifier: Apache-2.0
 import math
 import statistics
 
-from harness import trained, trained_plan
+from harness import trained, trained_figures, trained_plan
 from harness.document import Code, Heading, Points, Table, Text
 from harness.numbers import NONE, fixed
 from harness.trained import cosine, last_error, mean_error, recovered, swapped
@@ -17,6 +17,7 @@ from harness.trained_plan import IDEAS, MATRIX, NUMBERS, SETTINGS, WIDE
 OURS, THEIRS, DIAG = "lln+diag-entropy", "softmax+diag", "diag"
 GATED = (f"{OURS}-gate", f"{THEIRS}-gate")
 ROWS = trained_plan.rows() | trained_plan.idea_rows()
+BEST = 3  # ideas that the figure has
 CERTAIN = 3  # errors of a difference that it must have to be called one
 ANCHOR = "#in-a-trained-model-other-attentions-in-place-of-softmax"
 ABOUT = f"""
@@ -223,9 +224,9 @@ def gate_lines(found):
     ]
     return [
         f"A gate takes {takes[0]:.3f} from the error after the last layer beside LLN, and "
-        f"{takes[1]:.3f} beside softmax, where it is no yardstick: a gate that is open is the model "
-        f"with softmax itself, which all are measured against. On average heads give LLN a share "
-        f"of {shares[0]:.2f} and softmax one of {shares[1]:.2f}."
+        f"{takes[1]:.3f} beside softmax, where it is no yardstick: open, it is the model with "
+        f"softmax itself, which all are measured against. On average heads give LLN a share of "
+        f"{shares[0]:.2f} and softmax one of {shares[1]:.2f}."
     ]
 
 
@@ -260,7 +261,9 @@ def blocks(folder):
         table(found),
     ]
     if known(found, OURS, THEIRS):
-        made += [Text(CHANGES), changes(found)]
-    if lines := findings(found):
-        made.append(Points(lines))
+        made += [Text(CHANGES), changes(found), Points(findings(found))]
+        alone = [name for name in of_lln(found) if len(ROWS[name].ideas) == 1]
+        drawn = [name for name in (DIAG, OURS, *alone[:BEST], THEIRS) if known(found, name)]
+        labels = {name: ROWS[name].label for name in drawn}
+        made.append(trained_figures.by_layer(found, drawn, labels))
     return [*made, *learned(found), Text(LIMITS)]
