@@ -77,7 +77,11 @@ def by_layer(found, rows, labels):
     errors = {name: own["hidden_errors"] for name, own in before.items() if own}
     panels = [
         figures.panel(
-            label, "layer", [(name, list(enumerate(own))[1:]) for name, own in some.items()], True
+            label,
+            "layer",
+            [(name, list(enumerate(own))[1:]) for name, own in some.items()],
+            True,
+            False,
         )
         for label, some in (("Error, swapped", errors), ("Error, recovered", means))
     ]
