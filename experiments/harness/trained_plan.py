@@ -49,7 +49,7 @@ class Idea:
 # Of what an idea adds, which has the steps of the recovery to get anywhere: by them one number of a
 # head can move by about 1.3, a number of a map by 0.06. Chosen beforehand.
 NUMBERS, MATRIX = 0.02, 0.001
-WIDE = 128  # features of "wide"
+WIDE = 128  # features of "wide" and of "rotations"
 IDEAS = {
     "gate": Idea("gated", {"gate": MATRIX}),
     "two-sided": Idea("two-sided features", {}, True),
@@ -58,6 +58,7 @@ IDEAS = {
     "mix": Idea("learned mix", {"mix": NUMBERS}),
     "scales": Idea("learned alpha, beta", {"log_alpha": NUMBERS, "log_beta": NUMBERS}),
     "wide": Idea(f"{WIDE} features", {"wide": MATRIX}, True),
+    "rotations": Idea(f"{WIDE} features, frozen", {}, True),
 }
 
 
@@ -153,12 +154,13 @@ def with_ideas(name, *ideas):
 
 def idea_rows():
     """Name -> row, in the order in which they are trained: one idea each, then those of the row
-    lln+diag-all of experiments/beyond."""
+    lln+diag-all of experiments/beyond, and the same without the one that does harm alone."""
     found = [
         with_ideas("lln+diag-entropy", "gate"),
         with_ideas("softmax+diag", "gate"),
         *(with_ideas("lln+diag-entropy", idea) for idea in IDEAS if idea != "gate"),
         with_ideas("lln+diag-entropy", "gate", "contrast", "centred", "wide"),
+        with_ideas("lln+diag-entropy", "gate", "centred", "wide"),
     ]
     return {row.name: row for row in found}
 

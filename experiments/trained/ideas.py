@@ -12,7 +12,7 @@ from harness.trained_plan import MIX, WIDE
 
 import lln_attention
 
-MAPPING = ("two-sided", "centred", "wide")  # which change q and k before the map
+MAPPING = ("two-sided", "centred", "wide", "rotations")  # which change q and k before the map
 
 
 class Added(torch.nn.Module):
@@ -38,6 +38,8 @@ class Added(torch.nn.Module):
             self.chain = torch.nn.Parameter(torch.zeros(heads))
         if "wide" in ideas:
             self.wide = torch.nn.Parameter(rotations(heads, channels, WIDE, seed))
+        if "rotations" in ideas:  # those that "wide" begins with
+            self.register_buffer("fixed", rotations(heads, channels, WIDE, seed))
         if "scales" in ideas:  # what the calibrated ones are multiplied by
             self.log_alpha = torch.nn.Parameter(torch.zeros(heads))
             self.log_beta = torch.nn.Parameter(torch.zeros(heads))
@@ -48,6 +50,8 @@ class Added(torch.nn.Module):
             k = k - mean_of_tokens(k, counts)
         if "wide" in self.ideas:
             q, k = q @ self.wide, k @ self.wide
+        if "rotations" in self.ideas:
+            q, k = q @ self.fixed, k @ self.fixed
         if "two-sided" in self.ideas:
             q, k = torch.cat([q, -q], -1), torch.cat([k, -k], -1)
         return q, k

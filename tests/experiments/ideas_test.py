@@ -54,6 +54,7 @@ ENDS = [*three("diag", 0.6), *three(OURS, 0.5), *three(THEIRS, 0.4)]
 
 class Plan(unittest.TestCase):
     def test_rows(self):
+        self.assertLessEqual({ideas_page.THREE, ideas_page.FOUR, *ideas_page.GATED}, set(IDEAS))
         alone = [row for row in IDEAS.values() if len(row.ideas) == 1]
         self.assertEqual({row.ideas[0] for row in alone}, set(trained_plan.IDEAS))
         self.assertEqual(IDEAS[f"{OURS}-gate"].label, "LLN (entropy) + Diag, gated")

@@ -209,6 +209,8 @@ def by_formula(row: Any, added: Any, q: Any, k: Any, v: Any, x: Any) -> Any:
             keys = keys - sum(keys) / tokens
         if "wide" in row.ideas:
             rows, keys = rows @ added.wide[h].double(), keys @ added.wide[h].double()
+        if "rotations" in row.ideas:
+            rows, keys = rows @ added.fixed[h].double(), keys @ added.fixed[h].double()
         weights = (alpha * rows).exp() @ (beta * keys).exp().T
         if "two-sided" in row.ideas:
             weights = weights + (-alpha * rows).exp() @ (-beta * keys).exp().T
