@@ -12,7 +12,7 @@ from harness.document import Code, Heading, Points, Table, Text
 from harness.numbers import NONE, fixed
 from harness.trained import cosine, last_error, mean_error, recovered, swapped
 from harness.trained_page import MEASURES, change, machines, share_text, spread
-from harness.trained_plan import IDEAS, MATRIX, NUMBERS, SETTINGS, WIDE
+from harness.trained_plan import IDEAS, MATRIX, NUMBERS, SETTINGS
 
 OURS, THEIRS, DIAG = "lln+diag-entropy", "softmax+diag", "diag"
 GATED = (f"{OURS}-gate", f"{THEIRS}-gate")
@@ -29,11 +29,12 @@ there is in [another table of group 2](#what-each-component-is-worth).
 
 Each idea stands alone beside LLN (entropy) + Diag; the row with four of them is that of the plan
 above. The one that leaves the contrast out of it was added when the numbers of the first seeds were
-known, and so were frozen features, which are those that the learned ones begin with. Definitions
-are those of the [zoo](zoo.md#variants-of-lln); alpha and beta are calibrated on q and k as the map
-takes them, and frozen but where they are learned. Gate and learned mix begin at one half, l of the
-contrast at 0.5, alpha and beta at the calibrated ones, the matrix of {WIDE} features as four random
-rotations (drawn by the seed). A gate, a mix and a learned alpha and beta change nothing before they
+known, and so were two rows that take 128 features apart: frozen ones, which are those that learned
+ones begin with, and 32 learned ones, which are as many as channels. Definitions are those of the
+[zoo](zoo.md#variants-of-lln); alpha and beta are calibrated on q and k as the map takes them, and
+frozen but where they are learned. Gate and learned mix begin at one half, l of the contrast at 0.5,
+alpha and beta at the calibrated ones, the matrix of 128 features as four random rotations (drawn by
+the seed), that of 32 as one. A gate, a mix and a learned alpha and beta change nothing before they
 have learned: swapped, they are the ordinary row. What an idea adds is trained in the recovery
 alone, at a learning rate of {NUMBERS:g} where it is one number of a head or channel and of
 {MATRIX:g} where it is a matrix, against {SETTINGS["learning_rate"]:g} of all else, at which a
@@ -41,7 +42,7 @@ number that begins anew would not get anywhere in so few steps. These rates were
 no others were tried."""
 TABLE = f"""
 Measures, seeds and ± are those of that section, and so are the rows without an idea: a seed is an
-order of the paragraphs (of {WIDE} features also the rotations), in brackets is the number of seeds,
+order of the paragraphs (of other features also the rotations), in brackets is the number of seeds,
 and from {trained.FEWEST} on ± is their deviation. What a row adds to Diag is a share of what
 softmax adds without a gate. The smallest error is first; numbers added are those of all 6
 layers:"""
@@ -110,7 +111,9 @@ def of_lln(found):
 
 def label(name):
     """Of the ideas of a row alone."""
-    return ", ".join(IDEAS[idea].label for idea in ROWS[name].ideas)
+    return " with ".join(IDEAS[idea].label for idea in ROWS[name].ideas[:2]) + "".join(
+        f" and {IDEAS[idea].label}" for idea in ROWS[name].ideas[2:]
+    )
 
 
 def percent(share):
@@ -135,7 +138,9 @@ def table(found):
 def changes(found):
     rows = [(f"LLN (entropy) + Diag: {label(name)}", OURS, name) for name in of_lln(found)]
     rows += [
-        (f"{WIDE} features: learned in place of frozen", f"{OURS}-rotations", f"{OURS}-wide"),
+        ("128 features: learned in place of frozen", f"{OURS}-rotations", f"{OURS}-wide"),
+        ("learned features: 128 in place of 32", f"{OURS}-narrow", f"{OURS}-wide"),
+        ("gated in place of a learned mix", f"{OURS}-mix", GATED[0]),
         ("the contrast beside three other ideas", THREE, FOUR),
         ("softmax + Diag: gated", THEIRS, GATED[1]),
         ("softmax in place of LLN (entropy)", OURS, THEIRS),

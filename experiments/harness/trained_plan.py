@@ -49,7 +49,7 @@ class Idea:
 # Of what an idea adds, which has the steps of the recovery to get anywhere: by them one number of a
 # head can move by about 1.3, a number of a map by 0.06. Chosen beforehand.
 NUMBERS, MATRIX = 0.02, 0.001
-WIDE = 128  # features of "wide" and of "rotations"
+FEATURES = {"wide": 128, "rotations": 128, "narrow": 32}  # of a head, in place of its channels
 IDEAS = {
     "gate": Idea("gated", {"gate": MATRIX}),
     "two-sided": Idea("two-sided features", {}, True),
@@ -57,8 +57,9 @@ IDEAS = {
     "centred": Idea("centred keys", {}, True),
     "mix": Idea("learned mix", {"mix": NUMBERS}),
     "scales": Idea("learned alpha, beta", {"log_alpha": NUMBERS, "log_beta": NUMBERS}),
-    "wide": Idea(f"{WIDE} features", {"wide": MATRIX}, True),
-    "rotations": Idea(f"{WIDE} features, frozen", {}, True),
+    "wide": Idea("128 features", {"wide": MATRIX}, True),
+    "rotations": Idea("128 features, frozen", {}, True),
+    "narrow": Idea("32 features", {"wide": MATRIX}, True),
 }
 
 

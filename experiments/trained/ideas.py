@@ -8,11 +8,11 @@ SPDX-License-Identifier: Apache-2.0
 import dataclasses
 
 import torch
-from harness.trained_plan import MIX, WIDE
+from harness.trained_plan import FEATURES, MIX
 
 import lln_attention
 
-MAPPING = ("two-sided", "centred", "wide", "rotations")  # which change q and k before the map
+MAPPING = ("two-sided", "centred", *FEATURES)  # which change q and k before the map
 
 
 class Added(torch.nn.Module):
@@ -36,10 +36,10 @@ class Added(torch.nn.Module):
             self.mix = torch.nn.Parameter(torch.full((heads, channels), MIX))
         if "contrast" in ideas:
             self.chain = torch.nn.Parameter(torch.zeros(heads))
-        if "wide" in ideas:
-            self.wide = torch.nn.Parameter(rotations(heads, channels, WIDE, seed))
-        if "rotations" in ideas:  # those that "wide" begins with
-            self.register_buffer("fixed", rotations(heads, channels, WIDE, seed))
+        for idea in (idea for idea in FEATURES if idea in ideas):
+            self.wide = rotations(heads, channels, FEATURES[idea], seed)
+            if idea != "rotations":  # which stay what the others begin with
+                self.wide = torch.nn.Parameter(self.wide)
         if "scales" in ideas:  # what the calibrated ones are multiplied by
             self.log_alpha = torch.nn.Parameter(torch.zeros(heads))
             self.log_beta = torch.nn.Parameter(torch.zeros(heads))
@@ -48,10 +48,8 @@ class Added(torch.nn.Module):
         """q and k as the map takes them."""
         if "centred" in self.ideas:
             k = k - mean_of_tokens(k, counts)
-        if "wide" in self.ideas:
+        if hasattr(self, "wide"):
             q, k = q @ self.wide, k @ self.wide
-        if "rotations" in self.ideas:
-            q, k = q @ self.fixed, k @ self.fixed
         if "two-sided" in self.ideas:
             q, k = torch.cat([q, -q], -1), torch.cat([k, -k], -1)
         return q, k

@@ -207,10 +207,8 @@ def by_formula(row: Any, added: Any, q: Any, k: Any, v: Any, x: Any) -> Any:
             alpha, beta = alpha * added.log_alpha[h].exp(), beta * added.log_beta[h].exp()
         if "centred" in row.ideas:
             keys = keys - sum(keys) / tokens
-        if "wide" in row.ideas:
+        if set(row.ideas) & {"wide", "narrow", "rotations"}:
             rows, keys = rows @ added.wide[h].double(), keys @ added.wide[h].double()
-        if "rotations" in row.ideas:
-            rows, keys = rows @ added.fixed[h].double(), keys @ added.fixed[h].double()
         weights = (alpha * rows).exp() @ (beta * keys).exp().T
         if "two-sided" in row.ideas:
             weights = weights + (-alpha * rows).exp() @ (-beta * keys).exp().T
@@ -328,7 +326,7 @@ def test_ideas_are_trained(
     assert own["lln+diag-entropy-gate"]["added_parameters"] == 6 * (384 * 12 + 12)
     assert len(own["softmax+diag-gate"]["gate_mean"]) == 72
     assert own["lln+diag-entropy-mix"]["added_parameters"] == 6 * 384
-    assert own["lln+diag-entropy-wide"]["added_parameters"] == 6 * 12 * 32 * plan.WIDE
+    assert own["lln+diag-entropy-wide"]["added_parameters"] == 6 * 12 * 32 * 128
     # Three steps of a warm-up to 0.02, by which the numbers have moved; at the rate of all else
     # it would be less than 0.0001.
     mean, deviation, least, largest = own["lln+diag-entropy-contrast"]["learned"]["chain"]
