@@ -7,19 +7,28 @@ SPDX-License-Identifier: Apache-2.0
 import math
 import statistics
 
-from harness import trained, trained_figures, trained_plan
+from harness import ideas, trained, trained_figures, trained_plan
 from harness.document import Code, Heading, Points, Table, Text
+from harness.ideas import (
+    DIAG,
+    FOUR,
+    GATED,
+    OURS,
+    ROWS,
+    THEIRS,
+    THREE,
+    closed,
+    gap,
+    known,
+    numbers,
+    of_lln,
+)
 from harness.numbers import NONE, fixed
 from harness.trained import cosine, last_error, mean_error, recovered, swapped
 from harness.trained_page import MEASURES, change, machines, share_text, spread
 from harness.trained_plan import IDEAS, MATRIX, NUMBERS, SETTINGS
 
-OURS, THEIRS, DIAG = "lln+diag-entropy", "softmax+diag", "diag"
-GATED = (f"{OURS}-gate", f"{THEIRS}-gate")
-THREE, FOUR = f"{OURS}-gate-centred-wide", f"{OURS}-gate-contrast-centred-wide"
-ROWS = trained_plan.rows() | trained_plan.idea_rows()
 BEST = 3  # ideas that the figure has
-CERTAIN = 3  # errors of a difference that it must have to be called one
 ANCHOR = "#in-a-trained-model-other-attentions-in-place-of-softmax"
 ABOUT = f"""
 What the ideas do to a model that was trained with softmax: the setting of [group 2]({ANCHOR}), with
@@ -30,16 +39,18 @@ there is in [another table of group 2](#what-each-component-is-worth).
 Each idea stands alone beside LLN (entropy) + Diag; the row with four of them is that of the plan
 above. The one that leaves the contrast out of it was added when the numbers of the first seeds were
 known, and so were two rows that take 128 features apart: frozen ones, which are those that learned
-ones begin with, and 32 learned ones, which are as many as channels. Definitions are those of the
-[zoo](zoo.md#variants-of-lln); alpha and beta are calibrated on q and k as the map takes them, and
-frozen but where they are learned. Gate and learned mix begin at one half, l of the contrast at 0.5,
-alpha and beta at the calibrated ones, the matrix of 128 features as four random rotations (drawn by
-the seed), that of 32 as one. A gate, a mix and a learned alpha and beta change nothing before they
-have learned: swapped, they are the ordinary row. What an idea adds is trained in the recovery
-alone, at a learning rate of {NUMBERS:g} where it is one number of a head or channel and of
-{MATRIX:g} where it is a matrix, against {SETTINGS["learning_rate"]:g} of all else, at which a
-number that begins anew would not get anywhere in so few steps. These rates were chosen beforehand;
-no others were tried."""
+ones begin with, and 32 learned ones, which are as many as channels: what they gain is not more
+features, but a map that learns faster than the weights before it. Two-sided features and the
+contrast take twice the work of LLN, 128 features four times; the others add next to nothing.
+Definitions are those of the [zoo](zoo.md#variants-of-lln); alpha and beta are calibrated on q and k
+as the map takes them, and frozen but where they are learned. Gate and learned mix begin at one
+half, l of the contrast at 0.5, alpha and beta at the calibrated ones, the matrix of 128 features as
+four random rotations (drawn by the seed), that of 32 as one. A gate, a mix and a learned alpha and
+beta change nothing before they have learned: swapped, they are the ordinary row. What an idea adds
+is trained in the recovery alone, at a learning rate of {NUMBERS:g} where it is one number of a head
+or channel and of {MATRIX:g} where it is a matrix, against {SETTINGS["learning_rate"]:g} of all
+else, at which a number that begins anew would not get anywhere in so few steps. These rates were
+chosen beforehand; no others were tried."""
 TABLE = f"""
 Measures, seeds and ± are those of that section, and so are the rows without an idea: a seed is an
 order of the paragraphs (of other features also the rotations), in brackets is the number of seeds,
@@ -62,51 +73,6 @@ Where the numbers ended that the ideas add, over all heads, layers and seeds. Of
 share that a head gives on average to what reads all keys, on the {SETTINGS["held_out"]} paragraphs
 held out, and how far it lies from that average from token to token (a deviation, mean over
 heads):"""
-
-
-def read(folder):
-    return trained.read(folder, ROWS)
-
-
-def numbers(found, name, of):
-    return [of(own) for own in recovered(found, name)]
-
-
-def known(found, *names):
-    return all(recovered(found, name) for name in names)
-
-
-def gap(found, of):
-    """From softmax to LLN, both beside Diag and without a gate."""
-    own, soft = (statistics.fmean(numbers(found, name, of)) for name in (OURS, THEIRS))
-    return own - soft
-
-
-def closed(found, name, of):
-    """The share of the gap that a row makes up for, or nothing."""
-    if not known(found, OURS, THEIRS, name):
-        return None
-    before, after = (statistics.fmean(numbers(found, row, of)) for row in (OURS, name))
-    return (before - after) / gap(found, of)
-
-
-def verdict(found, name, before=OURS):
-    """Of a row against another: "better", "worse" or "mixed" by all three measures, and nothing
-    where there are not seeds enough. A change counts from CERTAIN errors on."""
-    signs = set()
-    for of, sign in ((last_error, -1), (mean_error, -1), (cosine, 1)):
-        number, error = trained.difference(*(numbers(found, row, of) for row in (before, name)))
-        if error is None:
-            return ""
-        signs.add(0 if abs(number) <= CERTAIN * error else math.copysign(1, sign * number))
-    return {1: "better", -1: "worse"}.get(signs.pop(), "mixed") if len(signs) == 1 else "mixed"
-
-
-def of_lln(found):
-    """Rows of LLN with ideas that were trained, the smallest error first."""
-    names = [name for name in trained_plan.idea_rows() if name.startswith(OURS)]
-    own = {name: trained.recovered_mean(found, name, last_error) for name in names}
-    return sorted((name for name in own if own[name] is not None), key=own.get)
 
 
 def label(name):
@@ -200,7 +166,7 @@ def findings(found):
         return []
     by = {}
     for name in of_lln(found):
-        by.setdefault(verdict(found, name), []).append(name)
+        by.setdefault(ideas.verdict(found, name), []).append(name)
     lines = []
     for kind, what in (
         ("better", "Better by all three measures (of the gap after the last layer)"),
@@ -243,23 +209,27 @@ def gate_lines(found):
 
 def so_far(folder):
     """For the beginning of the page."""
-    found = read(folder)
-    names = of_lln(found)
+    found = ideas.read(folder)
+    names = ideas.alone(found)
     if not names or not known(found, OURS, THEIRS):
         return []
-    single = [name for name in names if len(ROWS[name].ideas) == 1]
-    least = min(len(recovered(found, name)) for name in single)
-    seeds = "one seed" if least == 1 else f"{least} seeds"
-    return [
+    counts = sorted({len(recovered(found, name)) for name in names})
+    seeds = " to ".join(str(x) for x in (counts[0], counts[-1])[: len(counts)])
+    seeds = "one seed" if seeds == "1" else f"{seeds} seeds"
+    line = (
         f"Ideas to bring LLN nearer to softmax, in a model that was trained with softmax, after "
         f"{SETTINGS['steps']} steps of recovery ({seeds}): of the {gap(found, last_error):.3f} by "
         f"which the error after the last layer is larger with LLN (entropy) + Diag than with "
-        f"softmax + Diag, each alone makes up for so much: {shares(found, single)}."
-    ]
+        f"softmax + Diag, each makes up for so much: {shares(found, names)}."
+    )
+    together = [name for name in (THREE, FOUR) if known(found, name)]
+    if together:
+        line += f" Several of them: {shares(found, together)}."
+    return [line]
 
 
 def blocks(folder):
-    found = read(folder)
+    found = ideas.read(folder)
     own = {key: seeds for key, seeds in found.items() if key[1] in trained_plan.idea_rows()}
     if not own:
         return []
@@ -273,8 +243,8 @@ def blocks(folder):
     ]
     if known(found, OURS, THEIRS):
         made += [Text(CHANGES), changes(found), Points(findings(found))]
-        alone = [name for name in of_lln(found) if len(ROWS[name].ideas) == 1]
-        drawn = [name for name in (DIAG, OURS, *alone[:BEST], THEIRS) if known(found, name)]
+        rows = (DIAG, OURS, *ideas.alone(found)[:BEST], THEIRS)
+        drawn = [name for name in rows if known(found, name)]
         labels = {name: ROWS[name].label for name in drawn}
         made.append(trained_figures.by_layer(found, drawn, labels))
     return [*made, *learned(found), Text(LIMITS)]

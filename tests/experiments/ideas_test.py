@@ -13,7 +13,7 @@ import unittest
 import trained_test
 
 # isort: split
-from harness import document, ideas_page, trained, trained_page, trained_plan
+from harness import document, ideas, ideas_page, trained, trained_page, trained_plan
 
 ROOT = trained_test.ROOT
 OURS, THEIRS = "lln+diag-entropy", "softmax+diag"
@@ -41,7 +41,7 @@ def page(*records):
         path.parent.mkdir()
         path.write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
         text = document.markdown(ideas_page.blocks(folder))
-        return ideas_page.read(folder), text, ideas_page.so_far(folder)
+        return ideas.read(folder), text, ideas_page.so_far(folder)
 
 
 def flat(text):
@@ -54,7 +54,7 @@ ENDS = [*three("diag", 0.6), *three(OURS, 0.5), *three(THEIRS, 0.4)]
 
 class Plan(unittest.TestCase):
     def test_rows(self):
-        self.assertLessEqual({ideas_page.THREE, ideas_page.FOUR, *ideas_page.GATED}, set(IDEAS))
+        self.assertLessEqual({ideas.THREE, ideas.FOUR, *ideas.GATED}, set(IDEAS))
         alone = [row for row in IDEAS.values() if len(row.ideas) == 1]
         self.assertEqual({row.ideas[0] for row in alone}, set(trained_plan.IDEAS))
         self.assertEqual(IDEAS[f"{OURS}-gate"].label, "LLN (entropy) + Diag, gated")
@@ -93,9 +93,7 @@ class Page(unittest.TestCase):
             *three(f"{OURS}-two-sided", 0.48, upper=0.4, added_parameters=0, learned={}),
             recovered(f"{OURS}-mix", 0.49, 0, learned={"mix": [0.4, 0.1, -0.2, 0.9]}),
         )
-        self.assertAlmostEqual(
-            ideas_page.closed(found, f"{OURS}-gate", trained.last_error), 0.06 / 0.1
-        )
+        self.assertAlmostEqual(ideas.closed(found, f"{OURS}-gate", trained.last_error), 0.06 / 0.1)
         self.assertIn(
             "| LLN (entropy) + Diag: gated | 0.501 | 0.441 | -0.0600 ± 0.0008 | -0.0450 ± 0.0006 | "
             "+0.0500 ± < 0.0001 | 60% | 60% | 3, 3 |",
@@ -128,7 +126,7 @@ class Page(unittest.TestCase):
         )
         self.assertIn("| share of LLN, a number a channel | 0.40 | -0.20 | 0.90 | - |", text)
         self.assertEqual(len(begin), 1)
-        self.assertIn("(one seed): of the 0.100 by which", begin[0])
+        self.assertIn("(1 to 3 seeds): of the 0.100 by which", begin[0])
         self.assertIn(
             "so much: gated 60%; two-sided features 20%; learned mix 11%; centred keys -20%.",
             begin[0],
@@ -136,7 +134,7 @@ class Page(unittest.TestCase):
 
     def test_a_difference_within_its_error_is_none(self):
         found, text, _ = page(*ENDS, *three(f"{OURS}-gate", 0.499, **GATE))
-        self.assertEqual(ideas_page.verdict(found, f"{OURS}-gate"), "mixed")
+        self.assertEqual(ideas.verdict(found, f"{OURS}-gate"), "mixed")
         self.assertNotIn("Better by", text)
 
     def test_what_was_learned_is_shown_as_what_it_is(self):
@@ -166,7 +164,7 @@ class Page(unittest.TestCase):
 
 class Records(unittest.TestCase):
     def setUp(self):
-        self.found = ideas_page.read(ROOT / "experiments")
+        self.found = ideas.read(ROOT / "experiments")
 
     def test_they_are_of_the_same_texts_as_the_other_rows(self):
         texts = {r["texts"] for seeds in self.found.values() for r in seeds.values()}
