@@ -4,7 +4,6 @@ experiments/trained as those of trained.py. The page of them is in ideas_page.py
 SPDX-License-Identifier: Apache-2.0
 """
 
-import math
 import statistics
 
 from harness import trained, trained_plan
@@ -45,15 +44,17 @@ def closed(found, name, of):
 
 
 def verdict(found, name, before=OURS):
-    """Of a row against another: "better", "worse" or "mixed" by all three measures, and nothing
-    where there are not seeds enough. A change counts from CERTAIN errors on."""
-    signs = set()
+    """Of a row against another, by three measures: those by which it is better, and those by which
+    it is worse; nothing where there are not seeds enough. A change counts from CERTAIN errors
+    on."""
+    better, worse = 0, 0
     for of, sign in ((last_error, -1), (mean_error, -1), (cosine, 1)):
         number, error = trained.difference(*(numbers(found, row, of) for row in (before, name)))
         if error is None:
-            return ""
-        signs.add(0 if abs(number) <= CERTAIN * error else math.copysign(1, sign * number))
-    return {1: "better", -1: "worse"}.get(signs.pop(), "mixed") if len(signs) == 1 else "mixed"
+            return None
+        better += sign * number > CERTAIN * error
+        worse += -sign * number > CERTAIN * error
+    return better, worse
 
 
 def of_lln(found):

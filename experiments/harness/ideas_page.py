@@ -62,6 +62,10 @@ One change at a time, on the means over seeds; ± is the error of a difference w
 {trained.FEWEST} seeds, and knows of other orders in training alone. "Of the gap" is how much of the
 distance from LLN (entropy) + Diag to softmax + Diag, both without a gate, the change makes up for;
 below zero it adds to it:"""
+VERDICTS = f"""
+Against LLN (entropy) + Diag, by the errors after the last layer and over all layers and by the
+cosine; a change counts that is larger than {ideas.CERTAIN} times its error. In brackets is how much
+of the gap it is, after the last layer and over all layers:"""
 LIMITS = """
 It shows what each idea is worth to a model that learned its queries and keys for softmax, after
 minutes. It does not show what a model makes of it that was trained with it from the beginning:
@@ -160,30 +164,28 @@ def shares(found, names, of=last_error):
     return "; ".join(texts)
 
 
+def said(verdict):
+    if verdict is None:
+        return "Too few seeds to say"
+    better, worse = verdict
+    if better and worse:
+        return "The measures disagree"
+    if not better and not worse:
+        return "Not to be told apart"
+    word, other = ("Better", "worse") if better else ("Worse", "better")
+    if max(verdict) == 3:
+        return f"{word} by all three measures"
+    return f"{word} by some measures, and {other} by none"
+
+
 def findings(found):
-    """What the differences carry; what it is said of is chosen by them."""
-    if not known(found, OURS, THEIRS):
-        return []
+    """What the differences carry; what is said, and of what, is chosen by them."""
     by = {}
     for name in of_lln(found):
-        by.setdefault(ideas.verdict(found, name), []).append(name)
-    lines = []
-    for kind, what in (
-        ("better", "Better by all three measures (of the gap after the last layer)"),
-        ("worse", "Worse by all three measures (of the gap after the last layer)"),
-    ):
-        if kind in by:
-            lines.append(f"{what}: {shares(found, by[kind])}.")
-    if "mixed" in by:
-        texts = (f"{label(x)} {percent(closed(found, x, last_error))} and "
-                 f"{percent(closed(found, x, mean_error))}" for x in by["mixed"])  # fmt: skip
-        lines.append(
-            "The measures disagree, or a difference is too small to be told (of the gap after the "
-            f"last layer and over all layers): {'; '.join(texts)}."
-        )
-    if "" in by:
-        lines.append(f"Too few seeds to say: {', '.join(map(label, by['']))}.")
-    return lines + gate_lines(found)
+        own = (percent(closed(found, name, of)) for of in (last_error, mean_error))
+        text = f"{label(name)} ({' and '.join(own)})"
+        by.setdefault(said(ideas.verdict(found, name)), []).append(text)
+    return [f"{what}: {', '.join(names)}." for what, names in by.items()] + gate_lines(found)
 
 
 def gate_lines(found):
@@ -242,7 +244,7 @@ def blocks(folder):
         table(found),
     ]
     if known(found, OURS, THEIRS):
-        made += [Text(CHANGES), changes(found), Points(findings(found))]
+        made += [Text(CHANGES), changes(found), Text(VERDICTS), Points(findings(found))]
         rows = (DIAG, OURS, *ideas.alone(found)[:BEST], THEIRS)
         drawn = [name for name in rows if known(found, name)]
         labels = {name: ROWS[name].label for name in drawn}

@@ -108,17 +108,10 @@ class Page(unittest.TestCase):
         self.assertTrue(lines[0].startswith("| softmax + Diag, gated |"))
 
         said = flat(text)
-        self.assertIn(
-            "Better by all three measures (of the gap after the last layer): gated 60%.", said
-        )
-        self.assertIn(
-            "Worse by all three measures (of the gap after the last layer): centred keys -20%.",
-            said,
-        )
-        self.assertRegex(
-            said, r"disagree, or a difference is too small .*: two-sided features 20% and -\d+%\."
-        )
-        self.assertIn("Too few seeds to say: learned mix.", said)
+        self.assertIn("- Better by all three measures: gated (60% and 60%).", said)
+        self.assertIn("- Worse by all three measures: centred keys (-20% and -20%).", said)
+        self.assertRegex(said, r"- The measures disagree: two-sided features \(20% and -\d+%\)\.")
+        self.assertIn("Too few seeds to say: learned mix (11% and 11%).", said)
         self.assertIn("A gate takes 0.060 from the error after the last layer beside LLN", said)
         self.assertIn("give LLN a share of 0.50 and softmax one of 0.50.", said)
         self.assertIn(
@@ -133,9 +126,20 @@ class Page(unittest.TestCase):
         )
 
     def test_a_difference_within_its_error_is_none(self):
-        found, text, _ = page(*ENDS, *three(f"{OURS}-gate", 0.499, **GATE))
-        self.assertEqual(ideas.verdict(found, f"{OURS}-gate"), "mixed")
+        found, text, _ = page(
+            *ENDS,
+            *three(f"{OURS}-gate", 0.499, **GATE),
+            *three(f"{OURS}-contrast", 0.51, cosine=0.9, learned={"chain": [0, 0.1, -1, 1]}),
+        )
+        self.assertEqual(ideas.verdict(found, f"{OURS}-gate"), (0, 0))
         self.assertNotIn("Better by", text)
+        self.assertIn("- Not to be told apart: gated (1% and 1%).", flat(text))
+        # Two measures of three.
+        self.assertEqual(ideas.verdict(found, f"{OURS}-contrast"), (0, 2))
+        self.assertIn(
+            "- Worse by some measures, and better by none: contrast of the chain (-10% and -10%).",
+            flat(text),
+        )
 
     def test_what_was_learned_is_shown_as_what_it_is(self):
         own = {"log_alpha": [0.0, 0.1, -0.5, 0.5], "log_beta": [0.1, 0.1, 0.0, 0.7]}
