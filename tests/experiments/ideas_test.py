@@ -151,6 +151,21 @@ class Page(unittest.TestCase):
         self.assertIn("| l of the contrast | 0.50 | 0.27 | 0.73 | - |", text)
         self.assertIn("| alpha over the calibrated one | 1.00 | 0.61 | 1.65 | - |", text)
 
+    def test_features_are_taken_apart(self):
+        _, text, begin = page(
+            *ENDS,
+            recovered(f"{OURS}-rotations", 0.481, 0, learned={}),
+            recovered(f"{OURS}-narrow", 0.471, 0, learned={}),
+            *three(f"{OURS}-wide", 0.45, learned={}),
+        )
+        self.assertIn(
+            "alone (frozen) make up for 20% of the gap after the last layer, and a map that learns, "
+            "which alone (32 features) makes up for 30%; together it is 50% (seeds: 1, 1, 3).",
+            flat(text),
+        )
+        self.assertIn("(3 seeds): of the 0.100 by which", begin[0])
+        self.assertIn("so much: 128 features 50%.", begin[0])
+
     def test_other_sections_are_not_of_ideas(self):
         with tempfile.TemporaryDirectory() as name:
             path = pathlib.Path(name) / trained.NAME / "records.jsonl"
