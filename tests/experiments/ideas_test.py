@@ -159,8 +159,9 @@ class Page(unittest.TestCase):
             *three(f"{OURS}-wide", 0.45, learned={}),
         )
         self.assertIn(
-            "alone (frozen) make up for 20% of the gap after the last layer, and a map that learns, "
-            "which alone (32 features) makes up for 30%; together it is 50% (seeds: 1, 1, 3).",
+            "alone (frozen) make up for 20% of the gap after the last layer, and a map that "
+            "learns, which alone (32 features) makes up for 30%; together it is 50% (seeds: 1, 1, "
+            "3).",
             flat(text),
         )
         self.assertIn("(3 seeds): of the 0.100 by which", begin[0])
