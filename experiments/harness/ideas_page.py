@@ -185,7 +185,8 @@ def findings(found):
         own = (percent(closed(found, name, of)) for of in (last_error, mean_error))
         text = f"{label(name)} ({' and '.join(own)})"
         by.setdefault(said(ideas.verdict(found, name)), []).append(text)
-    return [f"{what}: {', '.join(names)}." for what, names in by.items()] + [
+    kinds = sorted(by.items(), key=lambda item: item[0] == said(None))  # what is not known last
+    return [f"{what}: {', '.join(names)}." for what, names in kinds] + [
         *features_lines(found),
         *gate_lines(found),
     ]
