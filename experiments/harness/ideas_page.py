@@ -242,7 +242,7 @@ def so_far(folder):
         f"which the error after the last layer is larger with LLN (entropy) + Diag than with "
         f"softmax + Diag, each makes up for so much: {shares(found, names)}."
     )
-    together = [name for name in (THREE, FOUR) if known(found, name)]
+    together = [x for x in (THREE, FOUR) if len(recovered(found, x)) >= counts[0]]
     if together:
         line += f" Several of them: {shares(found, together)}."
     return [line]
