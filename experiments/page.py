@@ -20,6 +20,7 @@ from harness import (  # noqa: E402
     capacity,
     converted,
     document,
+    ideas_page,
     overview,
     plan,
     trained_page,
@@ -43,7 +44,7 @@ GROUPS = {
     9: "Small scale, on a CPU",
 }
 # What is of another kind than trainings, behind those of a group: of its own records.
-FURTHER = {1: converted.blocks, 2: trained_page.blocks, 7: capacity.blocks}
+FURTHER = {1: converted.blocks, 2: trained_page.blocks, 7: capacity.blocks, 8: ideas_page.blocks}
 # What is said of several experiments, behind those of a group.
 OVERALL = {
     2: (analysis.worth, analysis.sweeps, analysis.prediction),
@@ -75,7 +76,8 @@ none."""
 def blocks(folder=FOLDER, records=None):
     names = plan.names(folder)
     results = [Results(plan.read(name, folder), folder, records) for name in names]
-    made = [Heading(1, TITLE), Text(ABOUT), *overview.blocks(results, GROUPS), Text(READING)]
+    more = ideas_page.so_far(records or folder)
+    made = [Heading(1, TITLE), Text(ABOUT), *overview.blocks(results, GROUPS, more), Text(READING)]
     groups = sorted({r.experiment.table["group"] for r in results})
     for group in groups:
         made.append(Heading(2, f"{group}. {GROUPS[group]}"))

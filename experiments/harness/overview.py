@@ -50,8 +50,8 @@ def seeds(count):
     return "one seed" if count == 1 else f"{count} seeds"
 
 
-def blocks(all_results, groups):
-    """groups: number -> title."""
+def blocks(all_results, groups, more=()):
+    """groups: number -> title; more: sentences of other records than those of trainings."""
     large = [r for r in all_results if r.experiment.table["group"] != SMALL]
     rows, left = [], []
     for group in sorted({r.experiment.table["group"] for r in large}):
@@ -64,7 +64,7 @@ def blocks(all_results, groups):
     state = f"**{total[1]} of {total[0]} planned runs have a record.**"
     if left:
         state += f" None of the planned runs has been made yet of: {'; '.join(left)}."
-    lines = found_so_far(large)
+    lines = [*found_so_far(large), *more]
     made = [Heading(2, "So far"), Text(state)]
     if lines:
         made.append(Points(lines))

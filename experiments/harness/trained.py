@@ -41,11 +41,11 @@ WORTH = (
 )
 
 
-def read(folder):
+def read(folder, rows=None):
     """(stage, row) -> seed -> record, of those of the plan's settings; none where there is no
-    file."""
+    file. rows: name -> row, those of the ablations by default."""
     path = folder / NAME / "records.jsonl"
-    rows, found = trained_plan.rows(), {}
+    rows, found = rows or trained_plan.rows(), {}
     if path.exists():
         for record in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
             row = rows.get(record["row"])

@@ -3,6 +3,8 @@
 SPDX-License-Identifier: Apache-2.0
 """
 
+import statistics
+
 from harness import figures, trained
 from harness.summary import spearman
 from harness.trained import last_error, sts
@@ -60,6 +62,36 @@ def sweeps(found):
         "against one number for all heads, against the temperature of softmax, and against the "
         "block. It shows where a trained model is disturbed least. It does not show what a "
         "training would make of it.",
+    )
+
+
+def by_layer(found, rows, labels):
+    """The error of every layer after the training, and before it of those that were swapped."""
+    legend = {name: (labels[name], figures.STYLES[i]) for i, name in enumerate(rows)}
+    after = {name: trained.recovered(found, name) for name in rows}
+    means = {
+        name: [statistics.fmean(x) for x in zip(*(x["hidden_errors"] for x in own), strict=True)]
+        for name, own in after.items()
+    }
+    before = {name: trained.swapped(found, name) for name in rows}
+    errors = {name: own["hidden_errors"] for name, own in before.items() if own}
+    panels = [
+        figures.panel(
+            label,
+            "layer",
+            [(name, list(enumerate(own))[1:]) for name, own in some.items()],
+            True,
+            False,
+        )
+        for label, some in (("Error, swapped", errors), ("Error, recovered", means))
+    ]
+    return figures.picture(
+        "results_trained_ideas",
+        figures.plot.Figure("Ideas beside LLN + Diag, by layer", legend, [p for p in panels if p]),
+        "The error of the hidden states after each layer, without training and after the recovery "
+        "(means over seeds), for the ideas alone with the least errors after the last layer and "
+        "for what they lie between. It shows where in the model an idea helps. It does not show "
+        "the spread over seeds, which is smaller than a mark.",
     )
 
 

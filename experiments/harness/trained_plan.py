@@ -3,7 +3,7 @@
 SPDX-License-Identifier: Apache-2.0
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 BLOCK, MIX = 16, 0.5
 TEMPERATURES = (0.5, 0.71, 1.41, 2)
@@ -32,6 +32,38 @@ SETTINGS = {
 
 
 @dataclass(frozen=True)
+class Idea:
+    """What brings LLN + Diag nearer to softmax + Diag at linear cost, as the zoo has it.
+
+    Attributes:
+        label: On the page.
+        rates: Learning rate of each parameter that it adds.
+        untrained: Whether it changes the attention before its parameters have learned anything.
+    """
+
+    label: str
+    rates: dict
+    untrained: bool = False
+
+
+# Of what an idea adds, which has the steps of the recovery to get anywhere: by them one number of a
+# head can move by about 1.3, a number of a map by 0.06. Chosen beforehand.
+NUMBERS, MATRIX = 0.02, 0.001
+FEATURES = {"wide": 128, "rotations": 128, "narrow": 32}  # of a head, in place of its channels
+IDEAS = {
+    "gate": Idea("gated", {"gate": MATRIX}),
+    "two-sided": Idea("two-sided features", {}, True),
+    "contrast": Idea("contrast of the chain", {"chain": NUMBERS}, True),
+    "centred": Idea("centred keys", {}, True),
+    "mix": Idea("learned mix", {"mix": NUMBERS}),
+    "scales": Idea("learned alpha, beta", {"log_alpha": NUMBERS, "log_beta": NUMBERS}),
+    "wide": Idea("128 features", {"wide": MATRIX}, True),
+    "rotations": Idea("128 features, frozen", {}, True),
+    "narrow": Idea("32 features", {"wide": MATRIX}, True),
+}
+
+
+@dataclass(frozen=True)
 class Row:
     """An attention in place of softmax.
 
@@ -43,6 +75,7 @@ class Row:
         mode: How alpha and beta of LLN are calibrated; nothing where they are given.
         factor: alpha = beta of LLN, the temperature of softmax.
         block: Tokens of a block of Diag.
+        ideas: Of IDEAS, what is added to it.
     """
 
     name: str
@@ -52,6 +85,7 @@ class Row:
     mode: str = ""
     factor: float = 1.0
     block: int = BLOCK
+    ideas: tuple = ()
 
 
 def with_diag(row, block=BLOCK):
@@ -112,11 +146,43 @@ RECOVERED = (
 )
 
 
+def with_ideas(name, *ideas):
+    """A row with what is added to it."""
+    row = rows()[name]
+    label = ", ".join([row.label, *(IDEAS[idea].label for idea in ideas)])
+    return replace(row, name="-".join([name, *ideas]), label=label, ideas=ideas)
+
+
+def idea_rows():
+    """Name -> row, in the order in which they are trained: one idea each, then those of the row
+    lln+diag-all of experiments/beyond, and the same without the one that does harm alone."""
+    found = [
+        with_ideas("lln+diag-entropy", "gate"),
+        with_ideas("softmax+diag", "gate"),
+        *(with_ideas("lln+diag-entropy", idea) for idea in IDEAS if idea != "gate"),
+        with_ideas("lln+diag-entropy", "gate", "contrast", "centred", "wide"),
+        with_ideas("lln+diag-entropy", "gate", "centred", "wide"),
+    ]
+    return {row.name: row for row in found}
+
+
+def untrained(row):
+    """Whether the row without any training is another one than that without its ideas."""
+    return not row.ideas or any(IDEAS[idea].untrained for idea in row.ideas)
+
+
+def rates(row):
+    """Learning rate of each parameter that the row's ideas add."""
+    return {name: rate for idea in row.ideas for name, rate in IDEAS[idea].rates.items()}
+
+
 def jobs(names=None, stages=STAGES, seeds=SEEDS):
     """[(stage, row, seed)] in the order in which they are run; only a recovery is random."""
-    all_rows = rows()
-    found = [(stage, row, 0) for stage in STAGES[:2] for row in all_rows.values()]
-    found += [("recovered", all_rows[name], seed) for seed in SEEDS for name in RECOVERED]
+    all_rows = rows() | idea_rows()
+    swapped = [row for row in all_rows.values() if untrained(row)]
+    found = [(stage, row, 0) for stage in STAGES[:2] for row in swapped]
+    trained = (*RECOVERED, *idea_rows())
+    found += [("recovered", all_rows[name], seed) for seed in SEEDS for name in trained]
     return [
         (stage, row, seed)
         for stage, row, seed in found
@@ -131,6 +197,10 @@ def settings_of(stage, row, settings=SETTINGS):
     own = {"long": row.long, "diag": row.diag, "mode": row.mode, "factor": row.factor}
     if row.diag:
         own |= {"block": row.block, "mix": MIX}
+    if row.ideas:
+        own |= {"ideas": list(row.ideas)}
+        if stage == "recovered":
+            own |= {"rates": rates(row)}
     recovery = ("training", "steps", "batch", "learning_rate")
     shared = {k: v for k, v in settings.items() if stage == "recovered" or k not in recovery}
     return own | shared

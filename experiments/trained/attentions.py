@@ -37,7 +37,7 @@ def uniform(q, k, v, counts, _):
     return ((v * weights).sum(2, keepdim=True) / weights.sum(2, keepdim=True)).expand_as(q)
 
 
-def read(row, q, k, v, counts=None, scales=None):
+def read(row, q, k, v, counts=None, scales=None, added=None, x=None):
     """What the row's attention gives for q, k, v [batch, heads, tokens, channels].
 
     Args:
@@ -47,7 +47,17 @@ def read(row, q, k, v, counts=None, scales=None):
         v: Values.
         counts: [batch, tokens], the keys that count; none where all do.
         scales: alpha and beta of each head, where the row's mode asks for them.
+        added: What the row's ideas add, where it has any (ideas.py).
+        x: [batch, tokens, heads * channels] that the layer takes, for a gate.
     """
+    if row.ideas:
+        far = (
+            added.lln(q, k, v, counts, scales or (row.factor, row.factor))
+            if row.long == "lln"
+            else globals()[row.long](q, k, v, counts, row.factor)
+        )
+        near = attention(q, k, v, diag_block=row.block, mix=0.0, key_mask=counts)
+        return near + added.share(x) * (far - near)
     if row.long and row.long not in WRITTEN_OUT:
         alpha, beta = scales or (row.factor, row.factor)
         feature = "exp" if row.long == "lln" else row.long
@@ -70,17 +80,28 @@ def use(model, name, forward):
     model.set_attn_implementation(name)
 
 
-def swap(model, row, calibration=None):
-    """Gives every layer of the model the row's attention, in place."""
+def keep_input(module, arguments, named):
+    """What an attention layer is called with, for its gate."""
+    module.trained_input = arguments[0] if arguments else named["hidden_states"]
+
+
+def swap(model, row, calibration=None, added=None):
+    """Gives every layer of the model the row's attention, in place; added: what its ideas add to
+    each layer, by name."""
     if calibration is not None:
         calibration.place(model)
+    for name, own in (added or {}).items():
+        module = model.get_submodule(name)
+        module.trained_idea = own
+        module.register_forward_pre_hook(keep_input, with_kwargs=True)
 
     def forward(module, query, key, value, attention_mask, **_):
         # The scaling of BERT is the usual one, and models in evaluation mode drop nothing.
         placed = getattr(module, "lln_scales", None)
         scales = None if placed is None else (placed.alpha, placed.beta)
         counts = None if attention_mask is None else attention_mask.bool()
-        return read(row, query, key, value, counts, scales).transpose(1, 2), None
+        own, x = getattr(module, "trained_idea", None), module.__dict__.pop("trained_input", None)
+        return read(row, query, key, value, counts, scales, own, x).transpose(1, 2), None
 
     use(model, f"trained-{row.name}", forward)
 

@@ -10,6 +10,7 @@ import pathlib
 import sys
 
 import attentions
+import ideas
 import torch
 from harness import trained_plan
 from harness.record import rounded, thinned
@@ -53,6 +54,13 @@ class States:
         self.hidden_states = hidden_states
 
 
+def scales_of(calibration, layer):
+    if calibration is None:
+        return None
+    found = calibration.layer(layer)
+    return torch.tensor(found.alpha), torch.tensor(found.beta)
+
+
 class Bench:
     """The model, its texts and all measures.
 
@@ -94,11 +102,25 @@ class Bench:
     def _seen(self):
         return attentions.inputs(self.model, self.analyzed)
 
-    def student(self, row):
-        """A copy of the model with the row's attention."""
+    def added(self, row, seed):
+        """What the row's ideas add to each layer, by name, and alpha and beta beside it."""
+        own = {}
+        for index, (name, q, *_) in enumerate(self.seen()):
+            drawn = seed * len(self.seen()) + index
+            own[name] = ideas.Added(row.ideas, q.shape[1], q.shape[3], drawn)
+        if row.mode in CALIBRATED and set(row.ideas) & set(ideas.MAPPING):
+            layers = attentions.inputs(self.model, self.calibration)
+            return own, ideas.calibrate(layers, own, row.mode, self.settings["batch"])
+        return own, self.calibration_of(row)
+
+    def calibration_of(self, row):
+        return self.calibrated(row.mode) if row.mode in CALIBRATED else None
+
+    def student(self, row, seed=0):
+        """A copy of the model with the row's attention; the seed is of what its ideas draw."""
         model = copy.deepcopy(self.model)
-        calibration = self.calibrated(row.mode) if row.mode in CALIBRATED else None
-        attentions.swap(model, row, calibration)
+        added, calibration = self.added(row, seed) if row.ideas else ({}, self.calibration_of(row))
+        attentions.swap(model, row, calibration, added)
         return model
 
     def quality(self, model):
@@ -111,12 +133,31 @@ class Bench:
             **found.scores,
         }
 
+    @torch.no_grad()
+    def gates(self, model):
+        """Shares that gates give what reads all keys, of every head of every layer: mean over the
+        tokens that are held out, and their deviation; nothing where there are none."""
+        gates = [x.gate for x in model.modules() if hasattr(x, "gate")]
+        shares = {gate: [] for gate in gates}
+        hooks = [
+            gate.register_forward_hook(lambda own, _, o: shares[own].append(o.sigmoid()))
+            for gate in gates
+        ]
+        for batch in self.held_out if gates else ():
+            model(**batch)
+        for hook in hooks:
+            hook.remove()
+        own = [torch.cat(shares[gate]).flatten(0, 1) for gate in gates]
+        if not own:
+            return {}
+        return {
+            "gate_mean": [x for some in own for x in some.mean(0).tolist()],
+            "gate_deviation": [x for some in own for x in some.std(0).tolist()],
+        }
+
     def scales(self, mode, layer):
         """alpha and beta of the heads of a layer, where the mode is one of a calibration."""
-        if mode not in CALIBRATED:
-            return None
-        found = self.calibrated(mode).layer(layer)
-        return torch.tensor(found.alpha), torch.tensor(found.beta)
+        return scales_of(self.calibrated(mode) if mode in CALIBRATED else None, layer)
 
     def _instruments(self, long, mode, factor):
         """Of what reads all keys, by the names of a row: a number for every head of every layer."""
@@ -139,8 +180,11 @@ class Bench:
         """How far what a head gives is from what it gives with softmax, from the same q, k and v:
         |difference| / |output| for every head of every layer."""
         softmax, found = trained_plan.rows()["softmax"], []
+        added, calibration = self.added(row, 0) if row.ideas else ({}, self.calibration_of(row))
         for name, q, k, v in self.seen():
-            o = attentions.read(row, q, k, v, None, self.scales(row.mode, name))
+            scales = scales_of(calibration, name)
+            x = q.new_zeros(len(q), q.shape[2], q.shape[1] * q.shape[3])  # a new gate reads nothing
+            o = attentions.read(row, q, k, v, None, scales, added.get(name), x)
             target = attentions.read(softmax, q, k, v)
             errors = [(x.square().sum((0, 2, 3))) for x in (o - target, target)]
             found += (errors[0] / errors[1]).sqrt().tolist()
@@ -149,14 +193,16 @@ class Bench:
     def swapped(self, row):
         """Without any training."""
         found = self.quality(self.student(row))
-        if row.long not in ("", "uniform"):
+        if row.long not in ("", "uniform") and not row.ideas:
             found["instruments"] = rounded(self.instruments(row.long, row.mode, row.factor), 5)
         return rounded(found, 7)
 
     def recovered(self, row, seed, progress=None):
         """After a training towards the hidden states with softmax."""
-        model = self.student(row).requires_grad_(True)
+        model = self.student(row, seed).requires_grad_(True)
         options = {name: self.settings[name] for name in ("learning_rate", "steps")}
+        rates = trained_plan.rates(row).items()
+        options["learning_rates"] = {f"trained_idea.{name}": rate for name, rate in rates}
         state = State(0, [], 0.0, [], {}, {})
         batches = self.batches(self.training, seed)
         recover(
@@ -166,4 +212,6 @@ class Bench:
         losses = [hidden for hidden, _ in state.losses]
         points = thinned([[i + 1, loss] for i, loss in enumerate(losses)], 15)
         found = self.quality(model) | {"losses": points, "training_seconds": state.seconds}
+        if row.ideas:
+            found |= ideas.learned(model) | self.gates(model)
         return rounded(found, 7)

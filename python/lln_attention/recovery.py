@@ -97,19 +97,24 @@ def recover(
     options: dict[str, Any],
     progress: Callable[[Progress], None] | None,
 ) -> None:
-    """Trains the model to have the teacher's hidden states, from where `state` is to the end."""
+    """Trains the model to have the teacher's hidden states, from where `state` is to the end.
+
+    options["learning_rates"], where it is there, has rates by parts of the parameters' names:
+    "block.gate" is of "layer.0.block.gate.weight" and of its like in the other layers.
+    """
     embedding = model.get_input_embeddings()  # type: ignore[operator]
     frozen = {id(x) for x in embedding.parameters()}
     weights = [x for x in model.parameters() if id(x) not in frozen and x.requires_grad]
-    optimizer = torch.optim.AdamW(weights, lr=options["learning_rate"], weight_decay=0.0)
+    optimizer = torch.optim.AdamW(_groups(model, weights, options), weight_decay=0.0)
+    rates = [group["lr"] for group in optimizer.param_groups]
     if state.step > 0:
         model.load_state_dict(state.model)
         optimizer.load_state_dict(state.optimizer)
     for step in range(state.step, options["steps"]):
         start = time.monotonic()
         rate = min(1.0, (step + 1) / _WARMUP) * (1 - step / options["steps"])
-        for group in optimizer.param_groups:
-            group["lr"] = options["learning_rate"] * rate
+        for group, own in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = own * rate
         hidden, cosine = _losses(model, teacher, batches.of_step(step))
         gradients = torch.autograd.grad(hidden + cosine, weights, allow_unused=True)
         for x, gradient in zip(weights, gradients, strict=True):
@@ -125,6 +130,19 @@ def recover(
             checkpoint.save(state)
         if progress is not None:
             progress(Progress(state.step, options["steps"], *state.losses[-1], state.seconds))
+
+
+def _groups(
+    model: nn.Module, weights: list[nn.Parameter], options: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Parameters by their learning rate, in the order of the model."""
+    own = options.get("learning_rates", {})
+    names = {id(x): f".{name}." for name, x in model.named_parameters()}
+    groups: dict[float, list[nn.Parameter]] = {}
+    for x in weights:
+        found = [rate for part, rate in own.items() if f".{part}." in names[id(x)]]
+        groups.setdefault(found[0] if found else options["learning_rate"], []).append(x)
+    return [{"params": some, "lr": rate} for rate, some in groups.items()]
 
 
 def _losses(student: nn.Module, teacher: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:

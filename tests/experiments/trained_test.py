@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT / "experiments"))
 from harness import document, machine, trained, trained_page, trained_plan  # noqa: E402
 
 ROWS = trained_plan.rows()
+ALL = ROWS | trained_plan.idea_rows()
 MAPPED = [f"{name}+diag" for name in trained_plan.MAPS]
 
 
@@ -33,7 +34,7 @@ def record(name, error, stage="swapped", seed=0, sts=0.8, entropy=None, **more):
         "stage": stage,
         "row": name,
         "seed": seed,
-        "settings": trained_plan.settings_of(stage, ROWS[name]),
+        "settings": trained_plan.settings_of(stage, ALL[name]),
         "found": found,
         "seconds": 60.0,
         "revision": "0123456789ab",
@@ -61,7 +62,7 @@ DIAG = record("diag", 0.5)
 
 class Plan(unittest.TestCase):
     def test_rows(self):
-        self.assertEqual(len({row.label for row in ROWS.values()}), len(ROWS))
+        self.assertEqual(len({row.label for row in ALL.values()}), len(ALL))
         self.assertTrue(set(trained_plan.RECOVERED) < set(ROWS))
         self.assertEqual(ROWS["lln+diag-entropy-block=8"].block, 8)
         self.assertEqual(ROWS["lln+diag-alpha=0.5"].factor, 0.5)

@@ -3,12 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
-import random
-import sys
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +13,16 @@ import torch
 
 import dense
 from hf_models import make
-from test_minilm import MISSING, SLOTS, sentence, write_pairs
-
-FOLDER = Path(__file__).resolve().parents[2] / "experiments/trained"
+from test_minilm import MISSING
+from trained_program import options, program, read, write_data
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 
 
 @pytest.fixture(scope="module")
 def experiment() -> Any:
-    """The program as a module, which finds its neighbours by itself."""
-    path = list(sys.path)
-    loader = SourceFileLoader("trained_run", str(FOLDER / "run"))
-    spec = importlib.util.spec_from_loader("trained_run", loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    yield module
-    sys.path[:] = path
+    with program() as module:
+        yield module
 
 
 @pytest.fixture(scope="module")
@@ -117,23 +105,7 @@ def test_a_model_gets_the_attention_of_its_row(experiment: Any, attentions: Any)
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trained")
-    draw = random.Random(0)
-    write_pairs(folder / "sts-dev.csv", 20, draw)
-    lines = [" ".join(sentence(draw.choice(SLOTS)) for _ in range(8)) for _ in range(40)]
-    (folder / "text.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return folder
-
-
-def options(data: Path, *more: object) -> list[str]:
-    sizes = "--tokens 32 --calibration 8 --held-out 4 --training 16 --analyzed 2 --steps 3"
-    words = [data / "text.txt", data, "--threads", 1, "--records", data / "records.jsonl", *more]
-    return [*map(str, words), *sizes.split(), "--batch", "4"]
-
-
-def read(data: Path) -> dict[tuple[str, str, int], Any]:
-    lines = (data / "records.jsonl").read_text(encoding="utf-8").splitlines()
-    return {(r["stage"], r["row"], r["seed"]): r for r in map(json.loads, lines)}
+    return write_data(tmp_path_factory.mktemp("trained"))
 
 
 def test_run(experiment: Any, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
