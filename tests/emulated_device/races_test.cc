@@ -272,7 +272,7 @@ void expect_no_races(std::int64_t tokens, std::size_t cases_each, bool by_width)
   }
 }
 
-TEST(Races, TheLibraryHasNone) { expect_no_races(130, 4, false); }
+TEST(Races, TheLibraryHasNone) { expect_no_races(130, 2, false); }
 TEST(Races, TheLibraryHasNoneInAnyWidth) { expect_no_races(66, 2, true); }
 
 }  // namespace
