@@ -3,16 +3,17 @@
 #include "cuda/parameter_gradients.h"
 
 #include "cuda/scale_gradients.h"
+#include "cuda/tiled_plan.h"
 #include "cuda/weight_gradients.h"
 
 namespace lln::cuda {
 
 Call without_parameters(const Call& call) { return without_scales(without_weights(call)); }
 
-bool parameters_apart(const Call& call, bool (*takes)(const Call&)) {
+bool parameters_apart(const Call& call) {
   if (!wants_scales(call) && !wants_weights(call)) return false;
   if (wants_scales(call) && !has_scales(call.problem)) return false;
-  return takes(without_parameters(call));
+  return tiled_takes(without_parameters(call));
 }
 
 std::size_t bytes_with_parameters(const Problem& p, std::size_t rest, int workers) {

@@ -8,8 +8,9 @@
 namespace lln::cuda {
 
 Call without_parameters(const Call& call);
-// Whether run_with_parameters() is for a call: it asks for such gradients, and `takes` the rest.
-bool parameters_apart(const Call& call, bool (*takes)(const Call&));
+// Whether run_with_parameters() is for a call: it asks for such gradients, and the tiled families
+// take the rest.
+bool parameters_apart(const Call& call);
 
 // Scratch memory where a call without them needs `rest`: of any call of a problem, or of this one.
 std::size_t bytes_with_parameters(const Problem& p, std::size_t rest, int workers);

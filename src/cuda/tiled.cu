@@ -26,7 +26,7 @@ std::string refusal(const Problem& p) {
 
 void run(const Call& call) {
   const Problem& p = call.problem;
-  if (parameters_apart(call, tiled_takes)) return run_with_parameters(call, run);
+  if (parameters_apart(call)) return run_with_parameters(call, run);
   if (!tiled_takes(call)) return run_plain(call);
   const TiledWork work = prepare_tiled(call);
   const TiledLaunches& launches = p.dtype == DType::bf16 ? kTiledBf16 : kTiledF16;

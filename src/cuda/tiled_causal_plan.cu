@@ -143,13 +143,13 @@ std::size_t CausalCalls::bytes(const Problem& p, int workers) const {
 std::size_t CausalCalls::call_bytes(const Call& call, int workers) const {
   if (!holds_weights(call)) return parts_call_bytes(call, workers);
   const std::size_t own = own_bytes(call.problem, workers);
-  return parameters_apart(call, tiled_takes) ? bytes_with_parameters(call, own, workers) : own;
+  return parameters_apart(call) ? bytes_with_parameters(call, own, workers) : own;
 }
 
 bool CausalCalls::run_apart(const Call& call, void (*run)(const Call&)) const {
   if (!holds_weights(call)) {
     run_parts(call);
-  } else if (parameters_apart(call, tiled_takes)) {
+  } else if (parameters_apart(call)) {
     run_with_parameters(call, run);
   } else if (!tiled_takes(call)) {
     run_plain(call);

@@ -60,7 +60,7 @@ void launch_diag(const Problem& p, const TiledWork& work) {
 
 void run(const Call& call) {
   const Problem& p = call.problem;
-  if (parameters_apart(call, tiled_takes)) return run_with_parameters(call, run);
+  if (parameters_apart(call)) return run_with_parameters(call, run);
   if (!tiled_takes(call)) return run_plain(call);
   TiledWork work = prepare_tiled(call);
   work.tiled.call.diag_block = block_of(p);

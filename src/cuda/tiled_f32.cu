@@ -79,7 +79,7 @@ void launch_all(Op op, const TiledWork& work) {
 }
 
 void run(const Call& call) {
-  if (parameters_apart(call, tiled_takes)) return run_with_parameters(call, run);
+  if (parameters_apart(call)) return run_with_parameters(call, run);
   if (!tiled_takes(call)) return run_plain(call);
   launch_float_lln(call.problem.op, prepare_tiled(call));
 }

@@ -56,12 +56,12 @@ std::size_t bytes(const Problem& p, int workers) {
 
 std::size_t call_bytes(const Call& call, int workers) {
   const std::size_t own = own_bytes(call.problem, workers);
-  return parameters_apart(call, tiled_takes) ? bytes_with_parameters(call, own, workers) : own;
+  return parameters_apart(call) ? bytes_with_parameters(call, own, workers) : own;
 }
 
 void run(const Call& call) {
   const Problem& p = call.problem;
-  if (parameters_apart(call, tiled_takes)) return run_with_parameters(call, run);
+  if (parameters_apart(call)) return run_with_parameters(call, run);
   if (!tiled_takes(call)) return run_plain(call);
   const CausalWork work = prepare_causal(call);
   const auto launch_walks = p.dtype == DType::f32 ? launch_float_causal<float> : launch_f16_causal;

@@ -74,7 +74,7 @@ void launch_of_width(const Problem& p, const TiledWork& work) {
 
 void run(const Call& call) {
   const Problem& p = call.problem;
-  if (parameters_apart(call, tiled_takes)) return run_with_parameters(call, run);
+  if (parameters_apart(call)) return run_with_parameters(call, run);
   if (!tiled_takes(call)) return run_plain(call);
   TiledWork work = prepare_tiled(call);
   if (p.has_lln()) launch_float_lln(p.op, work);

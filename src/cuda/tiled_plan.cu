@@ -223,7 +223,7 @@ std::size_t tiled_call_bytes(const Call& call, int workers) {
   const Problem& p = call.problem;
   const std::size_t own = lay_out(p, !state_of(call).key_lse.given(), nullptr).bytes;
   if (tiled_takes(call)) return own;
-  if (parameters_apart(call, tiled_takes)) return bytes_with_parameters(call, own, workers);
+  if (parameters_apart(call)) return bytes_with_parameters(call, own, workers);
   return plain_kernel(p.op).workspace_bytes(p, workers);
 }
 

@@ -76,7 +76,7 @@ void run(const Call& call) {
   static const Kernel tiled_forward = tiled_diag_forward_kernels().front();
   static const Kernel tiled_backward = tiled_diag_backward_kernels().front();
   const Kernel& tiled = p.op == Op::forward ? tiled_forward : tiled_backward;
-  if (parameters_apart(call, tiled_takes)) return run_with_parameters(call, run);
+  if (parameters_apart(call)) return run_with_parameters(call, run);
   const DeviceCall device = make_device_call(call);
   TensorMaps maps;
   if (!takes(call, device) || !make_tensor_maps(maps, device, p.batch, p.op)) {

@@ -117,7 +117,7 @@ void run(const Call& call) {
   static const Kernel forward = tiled_forward_kernels().front();
   static const Kernel backward = tiled_backward_kernels().front();
   const Kernel& tiled = p.op == Op::forward ? forward : backward;
-  if (parameters_apart(call, tiled_takes)) return run_with_parameters(call, run);
+  if (parameters_apart(call)) return run_with_parameters(call, run);
   TensorMaps maps{};
   if (!tiled_takes(call) || !has_own_work(call) ||
       !make_tensor_maps(maps, make_device_call(call), p.batch, p.op)) {
